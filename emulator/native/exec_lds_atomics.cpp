@@ -157,6 +157,10 @@ void conditional_exchange(Wave& w, const ExecInst& in) {
 #define LDS_PAIR(stem, type, F, T)                                          \
   t.special(Op::ds_##stem##_##type, C::lds, &lds_atomic<F, T>);             \
   t.special(Op::ds_##stem##_rtn_##type, C::lds, &lds_atomic<F, T>)
+// The pair on 32 and on 64 bits.
+#define LDS_WIDTHS(stem, letter, F)   \
+  LDS_PAIR(stem, letter##32, F, u32); \
+  LDS_PAIR(stem, letter##64, F, u64)
 
 }  // namespace
 
@@ -166,38 +170,24 @@ void register_lds_atomics(OpTable& t) {
   using MaxF32 = FloatExtreme<float, true>;
   using MinF64 = FloatExtreme<double, false>;
   using MaxF64 = FloatExtreme<double, true>;
-  LDS_PAIR(add, u32, Add, u32);
-  LDS_PAIR(sub, u32, Sub, u32);
-  LDS_PAIR(rsub, u32, Rsub, u32);
-  LDS_PAIR(inc, u32, Inc, u32);
-  LDS_PAIR(dec, u32, Dec, u32);
-  LDS_PAIR(min, i32, Smin, u32);
-  LDS_PAIR(max, i32, Smax, u32);
-  LDS_PAIR(min, u32, Umin, u32);
-  LDS_PAIR(max, u32, Umax, u32);
-  LDS_PAIR(and, b32, And, u32);
-  LDS_PAIR(or, b32, Or, u32);
-  LDS_PAIR(xor, b32, Xor, u32);
-  LDS_PAIR(mskor, b32, MaskOr, u32);
-  LDS_PAIR(cmpst, b32, CompareStore, u32);
+  LDS_WIDTHS(add, u, Add);
+  LDS_WIDTHS(sub, u, Sub);
+  LDS_WIDTHS(rsub, u, Rsub);
+  LDS_WIDTHS(inc, u, Inc);
+  LDS_WIDTHS(dec, u, Dec);
+  LDS_WIDTHS(min, i, Smin);
+  LDS_WIDTHS(max, i, Smax);
+  LDS_WIDTHS(min, u, Umin);
+  LDS_WIDTHS(max, u, Umax);
+  LDS_WIDTHS(and, b, And);
+  LDS_WIDTHS(or, b, Or);
+  LDS_WIDTHS(xor, b, Xor);
+  LDS_WIDTHS(mskor, b, MaskOr);
+  LDS_WIDTHS(cmpst, b, CompareStore);
   LDS_PAIR(cmpst, f32, CompareStoreFloat<float>, u32);
   LDS_PAIR(min, f32, MinF32, u32);
   LDS_PAIR(max, f32, MaxF32, u32);
   LDS_PAIR(add, f32, FloatAdd<float>, u32);
-  LDS_PAIR(add, u64, Add, u64);
-  LDS_PAIR(sub, u64, Sub, u64);
-  LDS_PAIR(rsub, u64, Rsub, u64);
-  LDS_PAIR(inc, u64, Inc, u64);
-  LDS_PAIR(dec, u64, Dec, u64);
-  LDS_PAIR(min, i64, Smin, u64);
-  LDS_PAIR(max, i64, Smax, u64);
-  LDS_PAIR(min, u64, Umin, u64);
-  LDS_PAIR(max, u64, Umax, u64);
-  LDS_PAIR(and, b64, And, u64);
-  LDS_PAIR(or, b64, Or, u64);
-  LDS_PAIR(xor, b64, Xor, u64);
-  LDS_PAIR(mskor, b64, MaskOr, u64);
-  LDS_PAIR(cmpst, b64, CompareStore, u64);
   LDS_PAIR(cmpst, f64, CompareStoreFloat<double>, u64);
   LDS_PAIR(min, f64, MinF64, u64);
   LDS_PAIR(max, f64, MaxF64, u64);

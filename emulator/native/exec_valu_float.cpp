@@ -16,25 +16,22 @@ using u64 = uint64_t;
 #define TRANSCENDENTAL(name, ...) \
   t.lane(Op::name, [] __VA_ARGS__, OpClass::valu_trans).rounding = HostRounding::nearest
 
+// The polynomial with these coefficients, the highest power first, by Horner's rule.
+template <size_t count>
+double polynomial(const double (&coefficients)[count], double x) {
+  double p = coefficients[0];
+  for (size_t i = 1; i < count; ++i) p = p * x + coefficients[i];
+  return p;
+}
+
 // 2^x for finite x: the nearest integer goes into the exponent, a degree-13 Taylor polynomial (error below 2^-52 on
 // |r| <= 1/2) covers the rest.
 inline double exp2_double(double x) {
+  constexpr double kTaylor[] = {1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0,
+                                1 / 40320.0,      1 / 5040.0,      1 / 720.0,      1 / 120.0,     1 / 24.0,
+                                1 / 6.0,          0.5,             1.0,            1.0};
   const double n = __builtin_floor(x + 0.5);
-  const double r = (x - n) * 0.69314718055994530942;
-  double p = 1.0 / 6227020800.0;
-  p = p * r + 1.0 / 479001600.0;
-  p = p * r + 1.0 / 39916800.0;
-  p = p * r + 1.0 / 3628800.0;
-  p = p * r + 1.0 / 362880.0;
-  p = p * r + 1.0 / 40320.0;
-  p = p * r + 1.0 / 5040.0;
-  p = p * r + 1.0 / 720.0;
-  p = p * r + 1.0 / 120.0;
-  p = p * r + 1.0 / 24.0;
-  p = p * r + 1.0 / 6.0;
-  p = p * r + 0.5;
-  p = p * r + 1.0;
-  p = p * r + 1.0;
+  const double p = polynomial(kTaylor, (x - n) * 0.69314718055994530942);
   // n is in [-200, 200] for every f32 input that matters; adding 2^52 * 1.5 leaves it in the low bits.
   const u64 biased = std::bit_cast<u64>(n + 6755399441055744.0 + 1023.0) << 52;
   return p * std::bit_cast<double>(biased);
@@ -42,23 +39,14 @@ inline double exp2_double(double x) {
 
 // log2 of a positive normal float: mantissa in [1/sqrt2, sqrt2), then 2 atanh(s) with s = (m-1)/(m+1), |s| < 0.172.
 inline double log2_double(float x) {
+  constexpr double kAtanh[] = {1 / 21.0, 1 / 19.0, 1 / 17.0, 1 / 15.0, 1 / 13.0, 1 / 11.0,
+                               1 / 9.0,  1 / 7.0,  1 / 5.0,  1 / 3.0,  1.0};
   const u32 bits = as_bits(x);
   const u32 shifted = bits - 0x3F3504F3u;  // sqrt(1/2)
   const i32 e = static_cast<i32>(shifted) >> 23;
   const double m = std::bit_cast<float>(bits - (static_cast<u32>(e) << 23));
-  const double s = (m - 1.0) / (m + 1.0), z = s * s;
-  double p = 1.0 / 21.0;
-  p = p * z + 1.0 / 19.0;
-  p = p * z + 1.0 / 17.0;
-  p = p * z + 1.0 / 15.0;
-  p = p * z + 1.0 / 13.0;
-  p = p * z + 1.0 / 11.0;
-  p = p * z + 1.0 / 9.0;
-  p = p * z + 1.0 / 7.0;
-  p = p * z + 1.0 / 5.0;
-  p = p * z + 1.0 / 3.0;
-  p = p * z + 1.0;
-  return e + 2.0 * s * p * 1.44269504088896340736;
+  const double s = (m - 1.0) / (m + 1.0);
+  return e + 2.0 * s * polynomial(kAtanh, s * s) * 1.44269504088896340736;
 }
 
 constexpr u32 kNan = 0x7FC00000, kInf = 0x7F800000;

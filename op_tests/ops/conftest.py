@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hipforge import devices
+from hipforge import devices, emulator
 from hipforge.ops.core import dispatch
 
 
@@ -25,3 +25,10 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def arch() -> str:
     """The architecture that this process emulates."""
     return os.environ.get("HIPFORGE_EMULATE", "gfx950")
+
+
+@pytest.fixture
+def every_checker() -> Iterator[None]:
+    """Uninitialised reads, missing waits and LDS races are faults here, besides memory bounds."""
+    with emulator.options(checks="all"):
+        yield

@@ -18,15 +18,12 @@ from hipforge.ops.decode_attention.kernels import BLOCKS_N, HEAD_DIMS, INPUTS, M
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, run_decode_attention, split_k_heuristic
 from hipforge.ops.reference.attention import dequantize_kv_fp8
 
-pytestmark = pytest.mark.gfx942("once or lies or (share_the_keys and (32-128-4 or 16-256-4))")
+pytestmark = [
+    pytest.mark.gfx942("once or lies or (share_the_keys and (32-128-4 or 16-256-4))"),
+    pytest.mark.usefixtures("every_checker"),
+]
 
 MODULE = "module_decode_attention_fp8"
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 def settings(block_n, waves, split_k):

@@ -18,11 +18,7 @@ from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
+pytestmark = pytest.mark.usefixtures("every_checker")
 
 
 def test_extreme_scales_stay_finite_and_right():

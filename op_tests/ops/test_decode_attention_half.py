@@ -9,19 +9,12 @@ import torch
 from helpers.attention_caches import Cache
 from helpers.attention_cases import lengths, rng
 
-from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 
-pytestmark = pytest.mark.gfx942("leaks or far_below")
+pytestmark = [pytest.mark.gfx942("leaks or far_below"), pytest.mark.usefixtures("every_checker")]
 
 BF16, F16 = torch.bfloat16, torch.float16
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 def case(batch, mq, kv_heads, group, d, keys, dtype=BF16, seed=0):

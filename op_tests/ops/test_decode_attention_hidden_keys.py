@@ -16,15 +16,12 @@ from hipforge import emulator
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import decode_attention, paged_attention, quantize_kv_int4
 
-pytestmark = pytest.mark.gfx942("(64 or 256 or any_order or every_code) and not reference")
+pytestmark = [
+    pytest.mark.gfx942("(64 or 256 or any_order or every_code) and not reference"),
+    pytest.mark.usefixtures("every_checker"),
+]
 
 NAN_WORD = 0x7E007E00  # scale and shift NaN
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 def sees(mq, length, key):

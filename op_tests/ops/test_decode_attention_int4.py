@@ -14,13 +14,9 @@ from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_splitk
 from hipforge.ops.reference.attention import dequantize_kv_int4, quantize_kv_int4
 
+pytestmark = pytest.mark.usefixtures("every_checker")
+
 BF16, F16 = torch.bfloat16, torch.float16
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 # --- the quantiser

@@ -17,18 +17,16 @@ import hipforge
 from hipforge import emulator
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 
-pytestmark = pytest.mark.gfx942(
-    "dominant or means or (dimensions and (64-bf16 or 256-f16)) or (order_give and 16) or together or may_hold or bytes"
-)
+pytestmark = [
+    pytest.mark.gfx942(
+        "dominant or means or (dimensions and (64-bf16 or 256-f16)) or (order_give and 16) or together or may_hold"
+        " or bytes"
+    ),
+    pytest.mark.usefixtures("every_checker"),
+]
 
 BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128, 192, 256)
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 @pytest.mark.parametrize(("mq", "split_k"), [(1, 1), (4, 3)])

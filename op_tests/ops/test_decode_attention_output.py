@@ -19,17 +19,14 @@ from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
 from hipforge.ops.reference.attention import paged_attention
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
-pytestmark = pytest.mark.gfx942("(quantising_ops and 64) or dominant or exact or (nan and 64) or special")
+pytestmark = [
+    pytest.mark.gfx942("(quantising_ops and 64) or dominant or exact or (nan and 64) or special"),
+    pytest.mark.usefixtures("every_checker"),
+]
 
 BATCH, MQ, KV_HEADS, GROUP, KEYS = 2, 3, 2, 3, 70
 HEADS, ROWS = KV_HEADS * GROUP, BATCH * MQ
 LARGEST = torch.finfo(FP8).max
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 def bits(x):

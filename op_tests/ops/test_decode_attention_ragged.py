@@ -16,17 +16,14 @@ from hipforge.ops.decode_attention import attention_workspace_size
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 from hipforge.ops.reference.attention import paged_attention
 
-pytestmark = pytest.mark.gfx942("(of_its_own and (64 or fp8)) or exact or tiles or read or unwritten or leak")
+pytestmark = [
+    pytest.mark.gfx942("(of_its_own and (64 or fp8)) or exact or tiles or read or unwritten or leak"),
+    pytest.mark.usefixtures("every_checker"),
+]
 
 COUNTS = (3, 0, 1, 5, 2)
 LENGTHS = (70, 40, 33, 2, 0)  # of the five tokens of the fourth sequence three see no key, of the last one's none
 KEYS = 70
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
 
 
 def starts_of(counts):

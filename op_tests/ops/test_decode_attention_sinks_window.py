@@ -17,13 +17,10 @@ from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import dequantize_kv_int4, paged_attention, quantize_kv_int4
 
-pytestmark = pytest.mark.gfx942("counts_once or zeros or leak or exact or read or capped or everything or no_key")
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
+pytestmark = [
+    pytest.mark.gfx942("counts_once or zeros or leak or exact or read or capped or everything or no_key"),
+    pytest.mark.usefixtures("every_checker"),
+]
 
 
 def run_and_check(q, k, v, seqlens, **options):

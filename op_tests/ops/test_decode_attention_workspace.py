@@ -8,16 +8,11 @@ import pytest
 import torch
 from helpers.attention_cases import ARCH, case, expanded, lengths, packed_case
 
-from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.decode_attention import attention_workspace_size, decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.decode_attention.kernels import CLUSTER, STREAM_ARCH
 
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    with emulator.options(checks="all"):
-        yield
+pytestmark = pytest.mark.usefixtures("every_checker")
 
 
 def nans(count):

@@ -10,7 +10,7 @@ from hipforge.errors import GuardError
 from hipforge.ops.fp8_linear import fp8_dtypes, to_fp8
 from hipforge.ops.fp8_quant import fp8_quant_tensorwise, fp8_quant_tensorwise_out
 
-pytestmark = pytest.mark.gfx942
+pytestmark = [pytest.mark.gfx942, pytest.mark.usefixtures("every_checker")]
 
 FORWARD, GRADIENT = fp8_dtypes("cpu")
 SHAPES = [(1, 1), (1, 16), (64, 64), (65, 63), (128, 192), (16, 1000), (3, 7), (257, 48)]
@@ -22,13 +22,6 @@ def bits(x):
 
 def data(shape, dtype, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    """Uninitialised reads, missing waits and LDS races are faults here, besides memory bounds."""
-    with emulator.options(checks="all"):
-        yield
 
 
 @pytest.mark.parametrize("fp8_dtype", [FORWARD, GRADIENT], ids=["e4m3", "e5m2"])

@@ -6,18 +6,13 @@ import pytest
 import torch
 from helpers.mxfp4_cases import TASKS, assert_close, codes, operands
 
-from hipforge import emulator, explain
+from hipforge import explain
 from hipforge.errors import GuardError
 from hipforge.ops import mxfp4_gemm as ops
 from hipforge.ops.core import dispatch
 from hipforge.ops.reference import dequantize_mxfp4, mxfp4_mm, mxfp4_mm_packed, shuffle_scale, shuffle_weight
 
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    """Uninitialised reads, missing waits and LDS races are faults here, besides memory bounds."""
-    with emulator.options(checks="all"):
-        yield
+pytestmark = pytest.mark.usefixtures("every_checker")
 
 
 @pytest.mark.parametrize("k", [32, 64, 96, 160, 1056, 2880])  # 2880: gpt-oss

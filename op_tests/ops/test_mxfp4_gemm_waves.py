@@ -12,12 +12,7 @@ from hipforge.errors import GuardError
 from hipforge.ops import mxfp4_gemm as ops
 from hipforge.ops.reference import shuffle_scale, shuffle_weight
 
-
-@pytest.fixture(autouse=True)
-def every_checker():
-    """Uninitialised reads, missing waits and LDS races are faults here, besides memory bounds."""
-    with emulator.options(checks="all"):
-        yield
+pytestmark = pytest.mark.usefixtures("every_checker")
 
 
 @pytest.mark.parametrize(("m", "n", "k", "seed"), [TASKS[1], (4, 2880, 512, 1)])
