@@ -357,7 +357,7 @@ def test_a_decode_step_over_sglangs_pool(monkeypatch, dtype):
         ({"sliding_window_size": 128}, {}, {}, "window"),
         ({"v_head_dim": 32}, {}, {}, "two sizes"),
         ({}, {"use_mla": True}, {}, "MLA"),
-        ({}, {"page_size": 1}, {}, "blocks of 1"),
+        ({}, {"page_size": 5}, {}, "not whole pages of 5"),
         ({}, {"dcp_size": 2}, {}, "shared out"),
         ({}, {}, {"spec_info": object()}, "speculative"),
         ({"xai_temperature_len": 8}, {}, {}, "scores"),
@@ -374,6 +374,11 @@ def test_other_steps_are_left_to_triton(monkeypatch, of_layer, of_backend, of_st
     monkeypatch.setattr(TritonAttnBackend, "forward_decode", lambda self, *args, **kwargs: seen.append(args) or args[0])
     q = torch.zeros(2, HEADS * DIM)
     assert made.forward_decode(q, q, q, layer, batch) is q and len(seen) == 1
+
+
+def test_pages_of_one_slot_are_taken():
+    made, _ = backend(page_size=1)
+    assert made.refusal(RadixAttention(HEADS, DIM, DIM**-0.5, KV_HEADS, layer_id=0), step()) is None
 
 
 def test_a_pool_in_e5m2_is_refused():

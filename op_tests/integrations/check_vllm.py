@@ -613,7 +613,7 @@ def test_vllm_selects_the_attention_backend_by_name_and_gets_reasons():
     }  # fmt: skip
     assert HipforgeAttentionBackend.validate_configuration(**given) == []
     for name, value, reason in (
-        ("head_size", 96, "head size 96"),
+        ("head_size", 100, "head size 100"),
         ("kv_cache_dtype", "fp8_e5m2", "cache of fp8_e5m2"),
         ("kv_cache_dtype", "int4_per_token_head", "cache of int4_per_token_head"),
         ("attn_type", "encoder", "encoder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,8 +220,9 @@ def test_weights_that_were_applied_to_the_input_are_not_applied_again():
         ((64, 64, "fp8_e4m3"), None),
         ((192, 64, "fp8"), None),
         ((256, None, None), None),
-        ((96, 16, "auto"), "head size 96"),
-        ((128, 24, "auto"), "blocks of 24"),
+        ((96, 16, "auto"), None),
+        ((128, 1, "auto"), None),
+        ((100, 16, "auto"), "head size 100: decode attention has kernels for a multiple of 8 from 16 to 512"),
         ((128, 16, "fp8_e5m2"), "cache of fp8_e5m2"),
         ((128, 16, "fp8_per_token_head"), "cache of fp8_per_token_head"),
         ((128, 16, "int8"), "cache of int8"),
@@ -229,6 +231,13 @@ def test_weights_that_were_applied_to_the_input_are_not_applied_again():
 def test_caches_that_are_not_taken_are_refused_by_name(arguments, reason):
     found = serving.cache_refusal(*arguments)
     assert found is None if reason is None else reason in found
+
+
+def test_hopper_takes_whole_tiles_and_four_head_sizes(monkeypatch):
+    monkeypatch.setattr(serving.devices, "current", lambda: SimpleNamespace(default_arch="sm_90"))
+    assert serving.cache_refusal(128, 16, "auto") is None
+    assert "head size 96" in serving.cache_refusal(96, 16, "auto")
+    assert "blocks of 24" in serving.cache_refusal(128, 24, "auto")
 
 
 def test_caches_are_taken_as_views_and_packed_ones_refused():

@@ -5,6 +5,10 @@ one tile of 16; a wave (two at D = 256) owns a tile, a KV head, a sequence and a
 or 16. The waves of a work-group merge their ranges, and a second kernel merges the splits by their log-sum-exp, always
 in the same order.
 
+On gfx950 and gfx942 another kernel (``decode_attention_gathered``) takes fp8 and 16-bit caches with pages of other than
+whole tiles of 16 keys, and D of other than 64, 128, 192 and 256: each key's row is found by itself, and 1 to 4 waves
+share a key range, 128 columns each. Its arithmetic is the same.
+
 Arithmetic: K is multiplied as it lies in memory by q as a sum of fp8 terms, which is exact but for elements of q below
 2^-13 of their row's largest (those lose at most 2^-21 of it). V is exact in bfloat16. Scales and shifts are applied in
 float32 outside the products. What is rounded is a weight 2^(score - maximum), times the scale of its row of V where
@@ -200,12 +204,12 @@ def decode_attention_fp8(
     """Return softmax(scale q K^T) V over an fp8 cache with one scale per tensor or KV head.
 
     Args:
-        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D 64, 128, 192 or 256 for the kernel. With ``cu_seqlens_q``
-            [tokens, Hq, D].
+        q: bfloat16 or float16 [B, Mq, Hq, D], Mq 1 to 16; D a multiple of 8 from 16 to 512 for the kernels (on sm_90
+            64, 128, 192 or 256). With ``cu_seqlens_q`` [tokens, Hq, D].
         k_cache: float8 of the device (e4m3fn on gfx950, e4m3fnuz on gfx942; or uint8 with its bits)
-            or of q's own 16-bit dtype, [pages, page_size, Hkv, D], page_size a multiple of 16 for the kernel; the last
-            dimension contiguous, the other strides multiples of 16 bytes. Without block tables [B, Mkv, Hkv, D], any
-            Mkv.
+            or of q's own 16-bit dtype, [pages, page_size, Hkv, D], any page_size for the kernels (on sm_90 a multiple
+            of 16); the last dimension contiguous, the other strides multiples of 16 bytes, or of 8 where page_size is
+            no multiple of 16 or D is not 64, 128, 192 or 256. Without block tables [B, Mkv, Hkv, D], any Mkv.
         v_cache: like ``k_cache``.
         block_tables: int32 [B, max_pages], the page of each page_size keys of a sequence, or None; [B, Hkv, max_pages]
             where each KV head has its own keys, such as those that :func:`hipforge.sparse_topk_blocks` chose. Only the
@@ -221,7 +225,8 @@ def decode_attention_fp8(
         split_k: parts that the keys of a sequence are cut into, 1 to 512; None decides by shape.
         force_kernel_config: any of ``block_n`` (16, 32, 64), ``waves`` (1, 2, 4; from 2 at D 256), ``split_k`` and
             ``block_m`` (16), which override ``split_k``, the tuned table and the heuristic. A cache of 16-bit elements
-            has ``waves`` (1, 2, 4) and ``split_k``.
+            has ``waves`` (1, 2, 4) and ``split_k``, and so have other pages and D than those above: there ``waves`` is
+            D / 128, rounded up, or 2 or 4 times as many, up to 4.
         cu_seqlens_q: int32 [B + 1], for sequences of unequally many query tokens: those of sequence b are
             q[cu_seqlens_q[b] : cu_seqlens_q[b + 1]], none included, and its last keys are theirs, as with ``causal``.
             Tokens of q after the last one stay unwritten. Values that do not rise from 0 to at most ``tokens``, or by
@@ -235,7 +240,8 @@ def decode_attention_fp8(
         out_scale: float32 [1] on the device: out is fp8, the float32 result times 1 / scale, saturated and rounded to
             nearest even, so that out.float() * scale is the attention; 0 is taken as 1.
         out_format: "mxfp8": out is fp8 with an e8m0 scale per 32 elements of a token's heads, what
-            :func:`hipforge.mxfp8_quantize` makes of the float32 result, bit for bit. Not with ``out_scale``.
+            :func:`hipforge.mxfp8_quantize` makes of the float32 result, bit for bit, and where D is no multiple of 32
+            in a launch of that op. Not with ``out_scale``.
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
         scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32] ([tokens, Hq * D / 32]) to write these
             scales into.
@@ -360,7 +366,7 @@ def decode_attention_splitk(
         v_scale_shift: the same of V.
         seqlens: int32 [B]; rows past a sequence's length are ignored.
         block_tables: int32 [B, max_pages], with ``page_size``.
-        page_size: rows of a page, a multiple of 16 for the kernel.
+        page_size: rows of a page; for int4 a multiple of 16 for the kernel, and D 64, 128, 192 or 256.
         force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
         num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
         sinks: as for :func:`decode_attention_fp8`, float32 [G * Hq].

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.dispatch import Choice, Refused, target_of
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import Kernel, best, kernel_table, spelled
 from hipforge.ops.core.tuned import BUCKET, DEVICE, EVIDENCE, Column, Former, Reach, TableSchema, Value
@@ -17,6 +18,9 @@ from hipforge.ops.decode_attention.kernels import (
     ARCH_DTYPES,
     BLOCK_M,
     FP8,
+    GATHERED,
+    GATHERED_DIMS,
+    GATHERED_RULE,
     HALF,
     HEAD_DIMS,
     INPUTS,
@@ -24,6 +28,7 @@ from hipforge.ops.decode_attention.kernels import (
     PAGE_MULTIPLE,
     STREAM_ARCH,
     checked,
+    gathers,
 )
 
 Forced = Mapping[str, int] | None
@@ -88,14 +93,15 @@ def problem_of(
 
 # A page size of 0 is for caches without pages, and for every page size without a row of its own. An int4 row is for any
 # ``num_groups``.
-_SHAPE = (
-    Column("B", int, minimum=1, reach=BUCKET),
-    Column("Hkv", int, minimum=1),
-    Column("G", int, minimum=1, reach=BUCKET),
-    Column("D", int, accepted=HEAD_DIMS),
-    Column("Mkv", int, minimum=1, reach=BUCKET),
-    Column("page_size", int, minimum=0, reach=Reach("exact", lambda value, tuned: (value, ANY_PAGE_SIZE))),
-)
+def _shape(dims: Sequence[int]) -> tuple[Column, ...]:
+    return (
+        Column("B", int, minimum=1, reach=BUCKET),
+        Column("Hkv", int, minimum=1),
+        Column("G", int, minimum=1, reach=BUCKET),
+        Column("D", int, accepted=tuple(dims)),
+        Column("Mkv", int, minimum=1, reach=BUCKET),
+        Column("page_size", int, minimum=0, reach=Reach("exact", lambda value, tuned: (value, ANY_PAGE_SIZE))),
+    )
 
 
 def _table(kernel: Kernel) -> TableSchema:
@@ -105,20 +111,22 @@ def _table(kernel: Kernel) -> TableSchema:
         given = {name: int(values[name] or 0) for name in kernel.parameters}
         return {**values, "kernel": kernel.name, "config": spelled(given)}
 
-    former = Former((*DEVICE, *_SHAPE, *parameters, *EVIDENCE), now)
-    return kernel_table(kernel.name, (kernel,), shape=_SHAPE, more=(), formers=(former,))
+    shape = _shape(GATHERED_DIMS if kernel is GATHERED else HEAD_DIMS)
+    former = Former((*DEVICE, *shape, *parameters, *EVIDENCE), now)
+    return kernel_table(kernel.name, (kernel,), shape=shape, more=(), formers=(former,))
 
 
-def _outside(problem: Problem, arch: str) -> str | None:
+def _outside(problem: Problem, arch: str, gathered: bool) -> str | None:
     if problem.dtype not in INPUTS:
         return f"q must be float16 or bfloat16; got {problem.dtype}"
-    if problem.d not in HEAD_DIMS:
-        return f"D must be one of {', '.join(map(str, HEAD_DIMS))}; got {problem.d}"
+    if problem.d not in (GATHERED_DIMS if gathered else HEAD_DIMS):
+        dims = GATHERED_RULE if gathered else f"one of {', '.join(map(str, HEAD_DIMS))}"
+        return f"D must be {dims}; got {problem.d}"
     if problem.cache not in (torch.uint8, torch.int32, problem.dtype, ARCH_DTYPES[arch]):
         return f"{arch} reads {ARCH_DTYPES[arch]}; the cache is {problem.cache}"
     if problem.own_keys and arch == STREAM_ARCH:
         return f"{arch} reads one page table for all KV heads of a sequence; block_tables has one for each"
-    if problem.page_size % PAGE_MULTIPLE:
+    if problem.page_size % PAGE_MULTIPLE and not gathered:
         return (
             f"page_size must be a multiple of {PAGE_MULTIPLE}, the keys of a matrix instruction; "
             f"got {problem.page_size}"
@@ -126,8 +134,8 @@ def _outside(problem: Problem, arch: str) -> str | None:
     return None
 
 
-def _envelope(problem: Problem, arch: str) -> str | None:
-    reason = _outside(problem, arch)
+def _envelope(problem: Problem, arch: str, gathered: bool) -> str | None:
+    reason = _outside(problem, arch, gathered)
     if reason is not None and problem.forced is not None:
         raise GuardError(f"force_kernel_config is given, but the kernel does not apply: {reason}")
     return reason
@@ -168,7 +176,7 @@ def _family(kernel: Kernel) -> Family[Problem]:
         table=_table(kernel),
         kernels=(kernel,),
         archs=kernel.archs,
-        envelope=_envelope,
+        envelope=partial(_envelope, gathered=kernel is GATHERED),
         reference="decode_attention",
         invariant=invariant,
         demanded=demanded,
@@ -177,5 +185,16 @@ def _family(kernel: Kernel) -> Family[Problem]:
 
 
 FAMILY, INT4_FAMILY = _family(FP8), _family(INT4)
-HALF_FAMILY = _family(HALF)  # its default rule decides, there is no table yet
+# Their default rules decide, there are no tables yet.
+HALF_FAMILY, GATHERED_FAMILY = _family(HALF), _family(GATHERED)
 TABLE = FAMILY.table
+
+
+def family_of(problem: Problem, num_groups: int | None) -> Family[Problem]:
+    """Return the family that decides for a problem: that of its cache, or the gathered kernel's where it has none."""
+    if num_groups is not None:
+        return INT4_FAMILY
+    target = target_of(problem.device)
+    if gathers(problem.d, problem.page_size) and (isinstance(target, Refused) or target[0] in GATHERED.archs):
+        return GATHERED_FAMILY
+    return HALF_FAMILY if problem.cache in INPUTS else FAMILY

@@ -36,6 +36,10 @@ MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
 MAX_WAVES = 4
 ANY_PAGE_SIZE = 0
 INT4_BLOCK_N = 32  # keys of the int4 kernel's blocks
+GATHERED_ARCHS = ("gfx950", "gfx942")
+GATHERED_DIMS = range(16, 513, 8)
+GATHERED_RULE = f"a multiple of {GATHERED_DIMS.step} from {GATHERED_DIMS[0]} to {GATHERED_DIMS[-1]}"
+PART_COLUMNS = 128  # of D that a wave of the gathered kernel owns
 # S = 2^i and 3 * 2^i: finer steps make no difference that the model sees.
 SPLITS = tuple(sorted({base << shift for base in (1, 3) for shift in range(10) if base << shift <= MAX_SPLITS}))
 
@@ -46,6 +50,11 @@ WORKSPACE_ALIGNMENT = 16
 def waves_per_range(head_dim: int) -> int:
     """Return how many waves of the fp8 kernel share a key range, each with its part of V's columns."""
     return 2 if head_dim == 256 else 1
+
+
+def gathers(head_dim: int, page_size: int) -> bool:
+    """Return whether kernels of whole tiles leave a head dimension or page size (0: no pages) to the gathered one."""
+    return head_dim not in HEAD_DIMS or page_size % PAGE_MULTIPLE != 0
 
 
 def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int | None = None) -> int:
@@ -97,6 +106,15 @@ def refusal(given: Configuration, key: Sequence[int], arch: str = "") -> str | N
     return None
 
 
+def _gathered_refusal(given: Configuration, key: Sequence[int], arch: str = "") -> str | None:
+    """Return what the gathered kernel needs of a configuration for a row's key, or None."""
+    parts = math.ceil(key[3] / PART_COLUMNS)
+    accepted = [parts * ranges for ranges in (1, 2, 4) if parts * ranges <= MAX_WAVES]
+    if given["waves"] not in accepted:
+        return f"waves of {' or '.join(map(str, accepted))} at D={key[3]}"
+    return None
+
+
 def checked(kernel: Kernel, configuration: Mapping[str, int], head_dim: int) -> Configuration:
     """Return a caller's configuration of a kernel, in its order.
 
@@ -107,7 +125,7 @@ def checked(kernel: Kernel, configuration: Mapping[str, int], head_dim: int) -> 
         names, given = ", ".join(kernel.parameters), ", ".join(configuration) or "nothing"
         raise GuardError(f"a configuration has {names}; got {given}")
     found = kernel.require(**configuration)
-    reason = refusal(found, (1, 1, 1, head_dim, 1, ANY_PAGE_SIZE))
+    reason = kernel.refusal(found, (1, 1, 1, head_dim, 1, ANY_PAGE_SIZE), "")
     if reason is not None:
         raise GuardError(f"{kernel.name} needs {reason}; got {', '.join(f'{name}={at}' for name, at in found.items())}")
     return found
@@ -183,6 +201,10 @@ def _stub(cache: str, variant: Callable[..., Mapping[str, int | str]]) -> Callab
 decode_attention_fp8_out = _stub("fp8", lambda *args: {**_variant(*args), "HF_BLOCK_N": args[-3]})
 decode_attention_int4_out = _stub("int4", _variant)
 decode_attention_half_out = _stub("half", _variant)
+decode_attention_gathered_out = _stub(
+    "gathered",
+    lambda *args: {"HF_CACHE": "half" if args[5].dtype in INPUTS else "fp8", "HF_INPUT": INPUTS[args[4].dtype]},
+)
 
 
 def _candidates(cell: Any, arch: str, blocks_n: Sequence[int | None]) -> Iterator[Configuration]:
@@ -270,6 +292,24 @@ INT4, HALF = (
         ),
     )
 )
+
+
+# Rows of any page size and of other head dimensions, found one by one; a wave owns a part of D.
+GATHERED = Kernel(
+    "decode_attention_gathered",
+    archs=GATHERED_ARCHS,
+    parameters=MappingProxyType({"waves": tuple(range(1, MAX_WAVES + 1)), "split_k": range(1, MAX_SPLITS + 1)}),
+    launch=lambda *given: decode_attention_gathered_out(*given[:-2], 0, *given[-2:]),
+    candidates=lambda cell, arch: (),
+    refusal=_gathered_refusal,
+    default=lambda problem, arch, cu_count: _default(problem, waves=_gathered_waves(problem.d)),
+)
+
+
+def _gathered_waves(d: int) -> int:
+    """Return as many waves as fit: those of a range wait for memory, and others meanwhile have theirs."""
+    parts = math.ceil(d / PART_COLUMNS)
+    return parts * (MAX_WAVES // parts)
 
 
 def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:
@@ -374,12 +414,14 @@ def run_decode_attention(
         GuardError: operands or a configuration that the kernel does not take.
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    if q.dim() not in (3, 4) or q.dtype not in INPUTS or q.shape[-1] not in HEAD_DIMS:
+    gathered = num_groups is None and gathers(q.shape[-1], 0 if block_tables is None else k.shape[1])
+    if q.dim() not in (3, 4) or q.dtype not in INPUTS or q.shape[-1] not in (GATHERED_DIMS if gathered else HEAD_DIMS):
+        dims = f"in {HEAD_DIMS}" if num_groups is not None else GATHERED_RULE
         raise GuardError(
-            f"q must be float16 or bfloat16 [B, Mq, Hq, D], or [tokens, Hq, D], with D in {HEAD_DIMS}; got {q.dtype} "
+            f"q must be float16 or bfloat16 [B, Mq, Hq, D], or [tokens, Hq, D], with D {dims}; got {q.dtype} "
             f"{tuple(q.shape)}"
         )
-    kernel = INT4 if num_groups is not None else HALF if k.dtype in INPUTS else FP8
+    kernel = INT4 if num_groups is not None else GATHERED if gathered else HALF if k.dtype in INPUTS else FP8
     configuration = checked(kernel, configuration, q.shape[-1])
     splits = configuration["split_k"]
     out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out

@@ -11,24 +11,24 @@ import torch
 from hipforge.ops.core.alignment import packed
 from hipforge.ops.core.checks import require_device, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision
+from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import written_into
 from hipforge.ops.decode_attention import reference
-from hipforge.ops.decode_attention.family import FAMILY, HALF_FAMILY, INT4_FAMILY, problem_of
+from hipforge.ops.decode_attention.family import family_of, problem_of
 from hipforge.ops.decode_attention.kernels import empty_lse, empty_output, lse_shape, run_decode_attention
-from hipforge.ops.decode_attention.layout import HALF_DTYPES, Call, check_call, check_pages, token_counts
+from hipforge.ops.decode_attention.layout import Call, check_call, check_pages, token_counts
+from hipforge.ops.mx_quantize import mxfp8_quantize
 
 
 def _plan(**given: Any) -> Decision:
     call = Call(**{name: given[name] for name in Call._fields})
     check_call(call)
-    family = INT4_FAMILY if call.num_groups is not None else HALF_FAMILY if call.k.dtype in HALF_DTYPES else FAMILY
     demands = None if call.forced is None else json.loads(call.forced)
     ragged = None if call.max_seqlen_q is None else (call.seqlens.shape[0], int(call.max_seqlen_q))
-    return family.decide_total(
-        problem_of(call.q, call.k, call.block_tables, call.split_k, demands, call.window, ragged)
-    )
+    problem = problem_of(call.q, call.k, call.block_tables, call.split_k, demands, call.window, ragged)
+    return family_of(problem, call.num_groups).decide_total(problem)
 
 
 def _new(
@@ -91,9 +91,20 @@ def decode_attention(
         )  # fmt: skip
         found, lse = reference.attend(call, scale_out)
         return written_into(out, found), written_into(lse_out, lse)
-    return run_decode_attention(
+    blocks = scale_out
+    out_of = out
+    if scale_out is not None and q.shape[-1] % BLOCK:  # a block's elements are of two heads, which no wave has both of
+        blocks = None
+        out_of = (torch.empty if cu_seqlens_q is None else torch.zeros)(q.shape, dtype=torch.float32, device=q.device)
+    found, lse = run_decode_attention(
         q, k, v, block_tables, seqlens, k_scale, v_scale, k_scale_shift, v_scale_shift, num_groups=num_groups,
         scale=1.0 / math.sqrt(q.shape[-1]) if scale is None else scale, configuration=taken.configuration,
         causal=causal, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, sinks=sinks, window=window,
-        softcap=softcap, out_scale=out_scale, scale_out=scale_out, out=out, lse_out=lse_out, workspace=workspace,
+        softcap=softcap, out_scale=out_scale, scale_out=blocks, out=out_of, lse_out=lse_out, workspace=workspace,
     )  # fmt: skip
+    if blocks is scale_out:
+        return found, lse
+    out = empty_output(q, True) if out is None else out
+    width = q.shape[-2] * q.shape[-1]
+    mxfp8_quantize(found.view(-1, width), out=out.view(-1, width), scale_out=scale_out)
+    return out, lse

@@ -89,13 +89,13 @@ class HalfRows {
           values[4 * u + r] = load_piece(buffer, piece_offset(piece), r * p.v.slot_stride);
       }
       dev::f32x4* sums = acc + 2 * kPieceWords * piece;
-      if constexpr (kPartly) take_specials(values, ones_where<Half>(seen), sums);
+      if constexpr (kPartly) HalfValues<Half>::take_specials(values, ones_where<Half>(seen), sums);
 #pragma unroll
       for (int word = 0; word < kPieceWords; ++word) {
         uint32_t keys[4 * kCount];
 #pragma unroll
         for (int i = 0; i < 4 * kCount; ++i) keys[i] = values[i][word];
-        add_pair<kCount>(keys, weights, sums[2 * word], sums[2 * word + 1]);
+        HalfValues<Half>::template add_pair<kCount>(keys, weights, sums[2 * word], sums[2 * word + 1]);
         stay_in_order();
       }
     }
@@ -116,44 +116,6 @@ class HalfRows {
   __device__ static Piece load_piece(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
     if constexpr (kPieceWords == 2) return dev::load_b64(tile, lane_offset, wave_offset);
     if constexpr (kPieceWords == 4) return dev::load_b128(tile, lane_offset, wave_offset);
-  }
-
-  // The low and the high halves of the keys' words: two rows of V^T.
-  template <int kCount>
-  __device__ static void add_pair(const uint32_t (&keys)[4 * kCount], const Four* weights, dev::f32x4& even,
-                                  dev::f32x4& odd) {
-    constexpr uint32_t kLowHalves = 0x05040100, kHighHalves = 0x07060302;
-    Vector<uint32_t, 2 * kCount> even_row, odd_row;
-#pragma unroll
-    for (int i = 0; i < 2 * kCount; ++i) {
-      even_row[i] = __builtin_amdgcn_perm(keys[2 * i + 1], keys[2 * i], kLowHalves);
-      odd_row[i] = __builtin_amdgcn_perm(keys[2 * i + 1], keys[2 * i], kHighHalves);
-    }
-    using Row = Vector<Half, 4 * kCount>;
-    even = weighted<kCount, Half>(__builtin_bit_cast(Row, even_row), weights, even);
-    odd = weighted<kCount, Half>(__builtin_bit_cast(Row, odd_row), weights, odd);
-  }
-
-  // Gives the elements of a tile of V that are infinite or NaN to the rows that see them, those with a 1 in `seen`, as NaN, and
-  // takes them for 0.
-  __device__ static void take_specials(Piece (&values)[4], Four seen, dev::f32x4* sums) {
-    constexpr uint32_t kExponent = kF16 ? 0x7C00 : 0x7F80, kOne = kF16 ? 0x3C00 : 0x3F80, kLow = 0xFFFF;
-#pragma unroll
-    for (int word = 0; word < kPieceWords; ++word) {
-      uint32_t marks[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const uint32_t pair = values[r][word];
-        const bool low = (pair & kExponent) == kExponent, high = (pair >> 16 & kExponent) == kExponent;
-        marks[r] = (low ? kOne : 0) | (high ? kOne << 16 : 0);
-        values[r][word] = pair & ((low ? 0 : kLow) | (high ? 0 : kLow << 16));
-      }
-      dev::f32x4 even = {}, odd = {};
-      add_pair<1>(marks, &seen, even, odd);
-      sums[2 * word] = spoiled(sums[2 * word], even);
-      sums[2 * word + 1] = spoiled(sums[2 * word + 1], odd);
-      stay_in_order();
-    }
   }
 
   const Problem& p;
@@ -181,7 +143,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void 
   RowWave<Half, kD, HalfRows> wave(problem, tile.row0, work, static_cast<const Half*>(q) + tile.first_element(first, kD));
   wave.run();
   float total, shifted;
-  merge_ranges<1>(wave, problem_here().ranges, range, 0, lds, total, shifted);
+  merge_ranges(wave, 1, problem_here().ranges, range, 0, lds, total, shifted);
   if (range == 0) wave.store(blockIdx.z, total);
 #endif
 }

@@ -199,7 +199,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, kD > 128 ? 3 : 4) void 
   RowWave<Half, kD, Int4Rows> wave(problem, tile.row0, work, static_cast<const Half*>(q) + tile.first_element(first, kD), groups);
   wave.run();
   float total, shifted;
-  merge_ranges<1>(wave, problem_here().ranges, range, 0, lds, total, shifted);
+  merge_ranges(wave, 1, problem_here().ranges, range, 0, lds, total, shifted);
   if (range == 0) wave.store(blockIdx.z, total);
 #endif
 }

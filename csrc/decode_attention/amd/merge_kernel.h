@@ -36,28 +36,30 @@ struct MergeFirst {
   uint32_t rows, splits, heads, mq;
 };
 
-/// The splits of a wave: their weights over their largest, added up, and their partial outputs by these weights.
-template <int kD>
+/// The splits of a wave: their weights over their largest, added up, and kColumns columns of their partial outputs by these
+/// weights.
+template <int kColumns>
 struct MergeWave {
-  static constexpr int kPerLane = kD / dev::kWaveSize;
+  static constexpr int kPerLane = kColumns / dev::kWaveSize;
   struct Part {  // of a row: a lane's columns; three are no power of two
     alignas(kPerLane == 3 ? 4 : 4 * kPerLane) float columns[kPerLane];
   };
-  static_assert(kD % dev::kWaveSize == 0);
+  static_assert(kColumns % dev::kWaveSize == 0);
 
   float largest, total;
   Part sum = {};
 
-  /// `row`: of the workspaces. `meanwhile` is called when the first loads are on their way.
-  template <class F>
-  __device__ MergeWave(const MergeFirst& p, uint64_t row, uint32_t wave, F meanwhile) {
+  /// `row`: of the workspaces, whose rows have the columns that `shape` says. `meanwhile` is called when the first loads are on
+  /// their way.
+  template <class Shape, class F>
+  __device__ MergeWave(const MergeFirst& p, uint64_t row, const Shape& shape, uint32_t wave, F meanwhile) {
     static_assert(kMaxSplits == 2 * kMergeThreads, "a lane has two of the log-sum-exps");
     const uint32_t count = wave < p.splits ? (p.splits - wave + kMergeWaves - 1) / kMergeWaves : 0;
     float weights[2];
     weights[0] = lse_of(p, row, wave + kMergeWaves * dev::lane_index());
     const uint32_t own = min(wave, p.splits - 1);
-    const Splits splits = {p.partial + (uint64_t{own} * p.rows + row) * kD + kPerLane * dev::lane_index(),
-                           uint64_t{kMergeWaves} * p.rows * kD, count};
+    const Splits splits = {p.partial + (uint64_t{own} * p.rows + row) * shape.d + shape.column(kPerLane * dev::lane_index(), kPerLane),
+                           uint64_t{kMergeWaves} * p.rows * shape.d, count};
     const auto weigh = [&] {
       meanwhile();
       weights[1] = -__builtin_inff();
@@ -114,30 +116,43 @@ struct MergeWave {
   }
 };
 
-/// Grid: (query heads, the most tokens of a sequence, B).
-template <class Half, int kD>
-__global__ __launch_bounds__(kMergeThreads) void decode_merge(const float* partial, const float* partial_lse,
-                                                              const int32_t* q_starts, uint32_t rows, uint32_t splits,
-                                                              uint32_t heads, uint32_t mq, const Problem problem) {
-#if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
-  constexpr uint32_t kColumnThreads = kD / 4;
+/// A work-group of the merge has all columns of a row.
+template <uint32_t kD>
+struct WholeRow {
+  static constexpr uint32_t d = kD, first = 0;
+
+  /// The first of the lane's `count` columns, which are at `at` of the work-group's.
+  __device__ static uint32_t column(uint32_t at, uint32_t) { return at; }
+};
+
+/// Or those from `first` on, of which a lane past the end of the row takes the last ones.
+struct PartOfRow {
+  uint32_t d, first;
+
+  __device__ uint32_t column(uint32_t at, uint32_t count) const { return min(first + at, d - count); }
+};
+
+/// Merges the columns of `shape` of a query head's token, at most kColumns.
+template <class Half, int kColumns, class Shape>
+__device__ __forceinline__ void merge_columns(const MergeFirst& given, const Problem& problem, uint32_t head, const Shape& shape) {
+  constexpr uint32_t kColumnThreads = kColumns / 4;
   __shared__ dev::f32x4 sums[kMergeWaves][kColumnThreads];
   __shared__ float largest[kMergeWaves], totals[kMergeWaves];
 
-  const MergeFirst given = {partial, partial_lse, q_starts, rows, splits, heads, mq};
-  const uint32_t head = blockIdx.x, token = blockIdx.y;
+  const uint32_t token = blockIdx.y;
   const Tokens tokens(given, blockIdx.z);
   if (token >= tokens.count) return;  // the grid is for the most tokens that a sequence has
   const uint32_t wave = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const MergeWave<kD> own(given, uint64_t{tokens.first} * heads + head * tokens.count + token, wave, [&] {
+  using Wave = MergeWave<kColumns>;
+  const Wave own(given, uint64_t{tokens.first} * given.heads + head * tokens.count + token, shape, wave, [&] {
     dev::wave_values_loaded_here(problem.output, problem.out, problem.sinks, problem.lse, problem.lse_stride);
   });
-  reinterpret_cast<typename MergeWave<kD>::Part*>(sums[wave])[dev::lane_index()] = own.sum;
+  reinterpret_cast<typename Wave::Part*>(sums[wave])[dev::lane_index()] = own.sum;
   largest[wave] = own.largest;  // by all lanes alike
   totals[wave] = own.total;
   __syncthreads();
   const uint32_t thread = threadIdx.x;
-  if (thread >= kColumnThreads) return;
+  if (thread >= kColumnThreads || shape.first + 4 * thread >= shape.d) return;
 
   float maximum = largest[0];
 #pragma unroll
@@ -152,9 +167,18 @@ __global__ __launch_bounds__(kMergeThreads) void decode_merge(const float* parti
     sum += weight * sums[w][thread];
   }
   const auto [inverse, lse] = RowEnd(maximum, total, problem.sinks, head);
-  const uint64_t offset = (uint64_t{tokens.first + token} * heads + head) * kD;
+  const uint64_t offset = (uint64_t{tokens.first + token} * given.heads + head) * shape.d + shape.first;
   store_four<Half>(problem, offset + 4 * thread, sum * inverse);
-  if (thread == 0) problem.lse[lse_place(problem, tokens, head, token)] = lse * kLn2;
+  if (shape.first == 0 && thread == 0) problem.lse[lse_place(problem, tokens, head, token)] = lse * kLn2;
+}
+
+/// Grid: (query heads, the most tokens of a sequence, B).
+template <class Half, int kD>
+__global__ __launch_bounds__(kMergeThreads) void decode_merge(const float* partial, const float* partial_lse,
+                                                              const int32_t* q_starts, uint32_t rows, uint32_t splits,
+                                                              uint32_t heads, uint32_t mq, const Problem problem) {
+#if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
+  merge_columns<Half, kD>({partial, partial_lse, q_starts, rows, splits, heads, mq}, problem, blockIdx.x, WholeRow<kD>());
 #endif
 }
 

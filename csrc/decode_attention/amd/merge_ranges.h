@@ -9,10 +9,11 @@
 
 namespace hf::decode_attention {
 
-/// Adds up the ranges of a work-group in range 0, (0 + 2) + (1 + 3), and sets each row's sums. Every wave calls it.
-template <int kParts, class AnyWave>
-__device__ void merge_ranges(AnyWave& wave, uint32_t ranges, uint32_t range, uint32_t part, uint8_t* lds, float& total,
-                             float& shifted) {
+/// Adds up the ranges of a work-group in range 0, (0 + 2) + (1 + 3), and sets each row's sums. `parts` waves share a range;
+/// every wave calls it.
+template <class AnyWave>
+__device__ void merge_ranges(AnyWave& wave, uint32_t parts, uint32_t ranges, uint32_t range, uint32_t part, uint8_t* lds,
+                             float& total, float& shifted) {
   const uint32_t lane = dev::lane_index();
   total = column_sum(wave.total[0] + wave.total[1]);
   shifted = column_sum(wave.shifted[0] + wave.shifted[1]);
@@ -39,7 +40,7 @@ __device__ void merge_ranges(AnyWave& wave, uint32_t ranges, uint32_t range, uin
   for (int j = 0; j < kCount; ++j) wave.acc[j] *= keep;
   for (uint32_t half = ranges / 2; half > 0; half /= 2) {
     __syncthreads();  // statistics, and the sums of the step before, are read
-    auto* sums = reinterpret_cast<dev::f32x4*>(lds) + (range % half * kParts + part) * kCount * dev::kWaveSize + lane;
+    auto* sums = reinterpret_cast<dev::f32x4*>(lds) + (range % half * parts + part) * kCount * dev::kWaveSize + lane;
     if (range >= half && range < 2 * half)
 #pragma unroll
       for (int j = 0; j < kCount; ++j) sums[j * dev::kWaveSize] = wave.acc[j];

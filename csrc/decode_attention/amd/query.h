@@ -51,6 +51,7 @@ struct Query {
   struct Pieces {
     Vector<Half, 8> of[kChunks][2];
 
+    Pieces() = default;
     __device__ explicit Pieces(const Half* from) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c)

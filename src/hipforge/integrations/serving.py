@@ -21,7 +21,14 @@ from hipforge.ops.core.checks import require_rank
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
-from hipforge.ops.decode_attention.kernels import HEAD_DIMS, PAGE_MULTIPLE
+from hipforge.ops.decode_attention.kernels import (
+    GATHERED_ARCHS,
+    GATHERED_DIMS,
+    GATHERED_RULE,
+    HEAD_DIMS,
+    PAGE_MULTIPLE,
+    gathers,
+)
 from hipforge.ops.decode_attention.layout import MAX_MQ, Scale
 from hipforge.ops.fp8_gemm import fp8_linear as fp8_product
 from hipforge.ops.fp8_quant import QUANTISERS
@@ -40,6 +47,7 @@ FP8_RESULTS = (torch.bfloat16, torch.float16)  # what the fp8 GEMM writes
 # The names that servers give to the dtype of a cache whose layout and scales are taken.
 CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 _ROW_BYTES = 16  # rows of a cache start at multiples of so many bytes
+_GATHERED_ROW_BYTES = 8  # those that a kernel finds one by one
 
 
 def device_refusal() -> str | None:
@@ -358,9 +366,11 @@ def experts(
 
 def cache_refusal(head_dim: int, page_size: int | None, cache_dtype: str | None) -> str | None:
     """Return why a paged cache is not taken, or None; ``page_size`` and ``cache_dtype`` are None where undecided."""
-    if head_dim not in HEAD_DIMS:
-        return f"head size {head_dim}: decode attention has kernels for {', '.join(map(str, HEAD_DIMS))}"
-    if page_size is not None and page_size % PAGE_MULTIPLE:
+    gathered = devices.current().default_arch in GATHERED_ARCHS
+    if head_dim not in (GATHERED_DIMS if gathered else HEAD_DIMS):
+        dims = GATHERED_RULE if gathered else ", ".join(map(str, HEAD_DIMS))
+        return f"head size {head_dim}: decode attention has kernels for {dims}"
+    if page_size is not None and page_size % PAGE_MULTIPLE and not gathered:
         return f"blocks of {page_size} tokens: multiples of {PAGE_MULTIPLE} are taken"
     if cache_dtype is not None and cache_dtype not in CACHE_DTYPES:
         return f"cache of {cache_dtype}: {', '.join(CACHE_DTYPES)} are taken, with one scale per tensor or KV head"
@@ -375,8 +385,9 @@ def caches_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor) -> str | None:
         if cache.stride(3) != 1:
             return f"{name} cache whose elements of a head lie {cache.stride(3)} apart: they must be neighbours"
         steps = [stride * cache.element_size() for stride in cache.stride()[:3]]
-        if any(step % _ROW_BYTES for step in steps) or cache.storage_offset() * cache.element_size() % _ROW_BYTES:
-            return f"{name} cache with strides of {steps} bytes: multiples of {_ROW_BYTES} are taken"
+        unit = _GATHERED_ROW_BYTES if gathers(cache.shape[3], cache.shape[1]) else _ROW_BYTES
+        if any(step % unit for step in steps) or cache.storage_offset() * cache.element_size() % unit:
+            return f"{name} cache with strides of {steps} bytes: multiples of {unit} are taken"
     return None
 
 

@@ -1,7 +1,7 @@
 """SGLang's attention backend ``hipforge``: decode steps by hipforge, everything else by SGLang's Triton backend.
 
 Both use one pool of keys and values, [slots, Hkv, D] per layer, which decode attention reads as pages of ``page_size``
-slots where that is a multiple of 16 (``--page-size 16`` or more).
+slots, on sm_90 where that is a multiple of 16 (``--page-size 16`` or more).
 """
 
 from __future__ import annotations
