@@ -22,7 +22,7 @@ from hipforge.ops.decode_attention import family, kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
-pytestmark = pytest.mark.gfx942("(float64 and (72 or 512)) or dominant or leaks or quantising or own_keys")
+pytestmark = pytest.mark.gfx942("(float64 and (72 or 512 or int4)) or dominant or leaks or quantising or own_keys")
 
 BF16, F16 = torch.bfloat16, torch.float16
 KERNEL = "decode_attention_gathered"
@@ -49,19 +49,19 @@ def found(cache, q, seqlens, **options):
         ("half", 512, 24, BF16, 1, 3),
         ("fp8", 128, 1, BF16, 1, 1), ("half", 64, 2, BF16, 2, 1), ("rows", 256, 1, F16, 1, 2),
         ("half", 16, 0, F16, 1, 1),
+        ("int4", 80, 1, F16, 2, 2), ("int4", 160, 24, BF16, 1, 1), ("int4", 512, 2, BF16, 1, 2),
     ],
 )  # fmt: skip
 def test_heads_and_pages_against_float64(kind, d, page_size, dtype, mq, split_k):
     """Slots past a sequence's length are NaN, entries past its pages no page at all."""
-    q, dense = case(kind, 2, mq, 2, 3, d, 70, d, dtype, 1)
+    q, dense = case(kind, 2, mq, 2, 3, d, 70, d, dtype, 2)
     cache = dense.paged(page_size) if page_size else dense
-    if kind != "rows":
+    if kind in ("fp8", "half"):
         cache = replace(cache, scales=tuple(map(torch.tensor, ((0.5, 0.25), (2.0, 0.125)))))
         assert found(cache, q, lengths(70, 37)).kernel == KERNEL
     got = cache.attend(q, lengths(70, 37), split_k=split_k)
     assert got[0].dtype == dtype and got[0].shape == q.shape
-    whole = Cache(kind, dense.sides, dense.words, scales=cache.scales)
-    whole.check(q, lengths(70, 37), got)
+    replace(dense, scales=cache.scales).check(q, lengths(70, 37), got)
 
 
 @pytest.mark.parametrize("d", [80, 160])
@@ -97,7 +97,9 @@ def test_waves_and_splits_over_lengths_around_blocks(waves):
         assert not got[0][1].any() and (got[1][1] == -math.inf).all()
 
 
-@pytest.mark.parametrize(("kind", "d", "split_k"), [("fp8", 96, 2), ("half", 160, 1), ("rows", 512, 1)])
+@pytest.mark.parametrize(
+    ("kind", "d", "split_k"), [("fp8", 96, 2), ("half", 160, 1), ("rows", 512, 1), ("int4", 136, 1)]
+)
 def test_sinks_a_window_and_a_cap_together(kind, d, split_k):
     """The window leaves tiles out at its begin, whose pages are not read: they are none."""
     q, dense = case(kind, 2, 3, 1, 2, d, 90, d, num_groups=1)
@@ -124,7 +126,7 @@ def test_sequences_of_unequally_many_tokens(kind):
         assert torch.equal(out[rows], want[0][0]) and torch.equal(lse[:, rows], want[1][0])
 
 
-@pytest.mark.parametrize(("kind", "d"), [("fp8", 72), ("rows", 160), ("half", 96)])
+@pytest.mark.parametrize(("kind", "d"), [("fp8", 72), ("rows", 160), ("half", 96), ("int4", 72)])
 def test_a_hidden_key_leaks_nothing(kind, d):
     """The last key is NaN, which only the last token sees."""
     q, dense = case(kind, 1, 3, 1, 2, d, 50, d, num_groups=1)

@@ -5,8 +5,8 @@ one tile of 16; a wave (two at D = 256) owns a tile, a KV head, a sequence and a
 or 16. The waves of a work-group merge their ranges, and a second kernel merges the splits by their log-sum-exp, always
 in the same order.
 
-On gfx950 and gfx942 another kernel (``decode_attention_gathered``) takes fp8 and 16-bit caches with pages of other than
-whole tiles of 16 keys, and D of other than 64, 128, 192 and 256: each key's row is found by itself, and 1 to 4 waves
+On gfx950 and gfx942 another kernel (``decode_attention_gathered``) takes caches with pages of other than whole tiles of
+16 keys, and D of other than 64, 128, 192 and 256: each key's row is found by itself, and 1 to 4 waves
 share a key range, 128 columns each. Its arithmetic is the same.
 
 Arithmetic: K is multiplied as it lies in memory by q as a sum of fp8 terms, which is exact but for elements of q below
@@ -366,9 +366,10 @@ def decode_attention_splitk(
         v_scale_shift: the same of V.
         seqlens: int32 [B]; rows past a sequence's length are ignored.
         block_tables: int32 [B, max_pages], with ``page_size``.
-        page_size: rows of a page; for int4 a multiple of 16 for the kernel, and D 64, 128, 192 or 256.
+        page_size: rows of a page, any number for the kernels (on sm_90 a multiple of 16).
         force_kernel_config: as for :func:`decode_attention_fp8`; with ``num_groups`` ``waves`` and ``split_k``.
-        num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row. None: they are fp8.
+        num_groups: 1, 2, 4 or 8: k and v are int4 with so many scales per row; D is then a multiple of 8 num_groups for
+            the kernels. None: they are fp8.
         sinks: as for :func:`decode_attention_fp8`, float32 [G * Hq].
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
         scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, G * Hq * D / 32] to write the scales into.

@@ -191,10 +191,9 @@ TABLE = FAMILY.table
 
 
 def family_of(problem: Problem, num_groups: int | None) -> Family[Problem]:
-    """Return the family that decides for a problem: that of its cache, or the gathered kernel's where it has none."""
-    if num_groups is not None:
-        return INT4_FAMILY
+    """Return the family that decides for a problem: that of its cache, or the gathered kernel's where that has none."""
     target = target_of(problem.device)
-    if gathers(problem.d, problem.page_size) and (isinstance(target, Refused) or target[0] in GATHERED.archs):
+    has_gathered = isinstance(target, Refused) or target[0] in GATHERED.archs
+    if has_gathered and gathers(problem.d, problem.page_size, num_groups):
         return GATHERED_FAMILY
-    return HALF_FAMILY if problem.cache in INPUTS else FAMILY
+    return INT4_FAMILY if num_groups is not None else HALF_FAMILY if problem.cache in INPUTS else FAMILY

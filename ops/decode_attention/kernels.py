@@ -52,9 +52,13 @@ def waves_per_range(head_dim: int) -> int:
     return 2 if head_dim == 256 else 1
 
 
-def gathers(head_dim: int, page_size: int) -> bool:
-    """Return whether kernels of whole tiles leave a head dimension or page size (0: no pages) to the gathered one."""
-    return head_dim not in HEAD_DIMS or page_size % PAGE_MULTIPLE != 0
+def gathers(head_dim: int, page_size: int, num_groups: int | None = None) -> bool:
+    """Return whether kernels of whole tiles leave a head dimension or page size (0: no pages) to the gathered one.
+
+    It takes int4 rows of which each of ``num_groups`` groups has whole words of eight.
+    """
+    others = head_dim not in HEAD_DIMS or page_size % PAGE_MULTIPLE != 0
+    return others and (num_groups is None or head_dim % (8 * num_groups) == 0)
 
 
 def split_k_heuristic(batch: int, kv_heads: int, max_keys: int, page_size: int | None = None) -> int:
@@ -201,9 +205,10 @@ def _stub(cache: str, variant: Callable[..., Mapping[str, int | str]]) -> Callab
 decode_attention_fp8_out = _stub("fp8", lambda *args: {**_variant(*args), "HF_BLOCK_N": args[-3]})
 decode_attention_int4_out = _stub("int4", _variant)
 decode_attention_half_out = _stub("half", _variant)
+_CACHES = {torch.float16: "half", torch.bfloat16: "half", torch.int32: "int4"}  # others are fp8 or its bytes
 decode_attention_gathered_out = _stub(
     "gathered",
-    lambda *args: {"HF_CACHE": "half" if args[5].dtype in INPUTS else "fp8", "HF_INPUT": INPUTS[args[4].dtype]},
+    lambda *args: {"HF_CACHE": _CACHES.get(args[5].dtype, "fp8"), "HF_INPUT": INPUTS[args[4].dtype]},
 )
 
 
@@ -414,14 +419,14 @@ def run_decode_attention(
         GuardError: operands or a configuration that the kernel does not take.
         BuildError, LaunchError: the kernel could not be built or run.
     """
-    gathered = num_groups is None and gathers(q.shape[-1], 0 if block_tables is None else k.shape[1])
+    gathered = gathers(q.shape[-1], 0 if block_tables is None else k.shape[1], num_groups)
     if q.dim() not in (3, 4) or q.dtype not in INPUTS or q.shape[-1] not in (GATHERED_DIMS if gathered else HEAD_DIMS):
-        dims = f"in {HEAD_DIMS}" if num_groups is not None else GATHERED_RULE
+        dims = f"in {HEAD_DIMS}, or {GATHERED_RULE} and of 8 * num_groups"
         raise GuardError(
             f"q must be float16 or bfloat16 [B, Mq, Hq, D], or [tokens, Hq, D], with D {dims}; got {q.dtype} "
             f"{tuple(q.shape)}"
         )
-    kernel = INT4 if num_groups is not None else GATHERED if gathered else HALF if k.dtype in INPUTS else FP8
+    kernel = GATHERED if gathered else INT4 if num_groups is not None else HALF if k.dtype in INPUTS else FP8
     configuration = checked(kernel, configuration, q.shape[-1])
     splits = configuration["split_k"]
     out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out

@@ -8,7 +8,7 @@
 #include "hipforge/module.h"
 
 #if !defined(HF_CACHE) || !defined(HF_INPUT)
-#error "build a variant: -DHF_CACHE=fp8 or half and -DHF_INPUT=f16 or bf16"
+#error "build a variant: -DHF_CACHE=fp8, half or int4 and -DHF_INPUT=f16 or bf16"
 #endif
 
 using hf::OptionalTensor;
@@ -17,12 +17,23 @@ using namespace hf::decode_attention;
 
 namespace {
 
-enum class Format { fp8, half };
+enum class Format { fp8, half, int4 };
 
 using Half = HF_ELEMENT(HF_INPUT);
 constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr Format kFormat = Format::HF_CACHE;
-constexpr int64_t kRowUnit = 8;  // bytes that rows start at multiples of
+constexpr int64_t kRowUnit = 8;  // bytes that rows of fp8 and 16-bit elements start at multiples of
+
+/// int4 rows [pages, page_size, Hkv, groups + D/8], the words of scales and those of codes.
+Cache int4_cache_of(const Tensor& data, const char* name, int64_t d, int64_t groups) {
+  const int64_t words = groups + d / 8;
+  HF_CHECK(data.dtype() == HF_I32 && data.dim() == 4 && data.size(3) == words, name, " must be int32 [pages, page_size, Hkv, ",
+           words, "], the words of scales and those of ", d, " nibbles; got ", data);
+  Cache cache = {};
+  fill_strides(cache, data, name, 4, 1, 4 * words);
+  cache.data = static_cast<const uint8_t*>(data.data());
+  return cache;
+}
 
 /// One of fp8 rows or of q's dtype [pages, page_size, Hkv, D], with one scale for all or per KV head, or a word per fp8 row.
 Cache cache_of(const Tensor& data, const char* name, int64_t d, const OptionalTensor& scale, const OptionalTensor& words) {
@@ -75,10 +86,10 @@ void fill_gathered(Problem& p, const Operands& o, const Options& options, int64_
 }
 
 template <class Part>
-void launch(const Problem& p, int64_t batch, uint32_t d, uint32_t waves, hipStream_t stream) {
+void launch(const Problem& p, int64_t batch, uint32_t d, int64_t groups, uint32_t waves, hipStream_t stream) {
   const uint32_t parts = parts_of(d), heads = p.kv_heads.value * p.group;
   launch_split(decode_split_gathered<Half, Part>, p, batch, waves * hf::dev::kWaveSize, gathered_lds_bytes<Part>(parts, waves),
-               stream, d, parts);
+               stream, d, parts, static_cast<uint32_t>(groups));
   if (p.splits == 1) return;
   hf::launch(decode_merge_gathered<Half>, {dim3(heads * parts, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream},
              p.partial, p.partial_lse, p.q_starts, p.rows, p.splits, heads, p.mq, p, d);
@@ -93,20 +104,31 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
   HF_CHECK(waves <= kMaxWaves && waves % parts == 0 && (ranges == 1 || ranges == 2 || ranges == 4), "waves must be ", parts,
            " at D = ", d, ", one for each ", kPartColumns, " columns, or 2 or 4 times as many up to ", kMaxWaves, "; got ", waves);
   HF_CHECK(!o.block_scales || d % hf::kMxBlock == 0, "MX-FP8 output needs a D of whole blocks of ", hf::kMxBlock, "; got ", d);
+  const int64_t groups = scales.groups;
   Problem p = {};
-  p.k = cache_of(o.k, "k", d, scales.k, scales.k_rows);
-  p.v = cache_of(o.v, "v", d, scales.v, scales.v_rows);
-  HF_CHECK(scales.k.has_value() == scales.v.has_value(), "k and v must be scaled in the same way");
+  if constexpr (kFormat == Format::int4) {
+    HF_CHECK(groups >= 1 && groups <= 8 && (groups & (groups - 1)) == 0, "groups must be 1, 2, 4 or 8 per row; got ", groups);
+    HF_CHECK(d % (8 * groups) == 0, "D must be a multiple of ", 8 * groups, ", so that each of ", groups,
+             " groups has whole words of eight; got ", d);
+    p.k = int4_cache_of(o.k, "k", d, groups);
+    p.v = int4_cache_of(o.v, "v", d, groups);
+  } else {
+    p.k = cache_of(o.k, "k", d, scales.k, scales.k_rows);
+    p.v = cache_of(o.v, "v", d, scales.v, scales.v_rows);
+    HF_CHECK(scales.k.has_value() == scales.v.has_value(), "k and v must be scaled in the same way");
+  }
   fill_gathered(p, o, options, configuration.splits, ranges);
   const int64_t batch = o.seqlens.size(0);
   if (batch == 0) return;
   const auto dim = static_cast<uint32_t>(d), width = static_cast<uint32_t>(waves);
   if constexpr (kFormat == Format::half)
-    launch<HalfPart<Half>>(p, batch, dim, width, stream);
+    launch<HalfPart<Half>>(p, batch, dim, groups, width, stream);
+  else if constexpr (kFormat == Format::int4)
+    launch<Int4Part<Half>>(p, batch, dim, groups, width, stream);
   else if (p.k.rows)
-    launch<Fp8Part<Half, true>>(p, batch, dim, width, stream);
+    launch<Fp8Part<Half, true>>(p, batch, dim, groups, width, stream);
   else
-    launch<Fp8Part<Half, false>>(p, batch, dim, width, stream);
+    launch<Fp8Part<Half, false>>(p, batch, dim, groups, width, stream);
 }
 
 constexpr auto& decode_attention_gathered_out = entry<run>;

@@ -13,10 +13,11 @@
 // A lane without a key takes the block's last one: all rows see it, or (tiles with keys that only some see) what is special in it
 // is taken out as of a hidden key.
 //
-// Bytes per key and KV head: 2 D of fp8, 4 D of 16-bit elements, each read once, and 4 of the page table for each key.
+// Bytes per key and KV head: 2 D of fp8, 4 D of 16-bit elements, D + 8 N of int4 with N scales a row, each read once, and 4 of
+// the page table for each key.
 // Latency: a block waits for memory once; the entries of the page table for the next block are asked for before.
 //
-// Registers: at most 128 VGPRs over fp8, 168 over 16-bit elements, no spills; the registry's limits hold every variant to it.
+// Registers: at most 128 VGPRs over fp8 and int4, 168 over 16-bit elements, no spills; the registry's limits hold every variant to it.
 // LDS of a work-group: gathered_lds_bytes.
 #pragma once
 
@@ -313,7 +314,7 @@ template <class Half, class Part>
 __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, sizeof(typename Part::Value) > 8 ? 3 : 4) void decode_split_gathered(
     const int32_t* seqlens, const int32_t* q_starts, const void* q, const float* k_scale,
     uint32_t kv_heads, uint32_t kv_factor, uint32_t kv_shift, uint32_t group, uint32_t mq, uint32_t per_head,
-    const Problem problem, uint32_t d, uint32_t parts) {
+    const Problem problem, uint32_t d, uint32_t parts, uint32_t groups) {
 #if defined(__HIP_DEVICE_COMPILE__)  // the host pass needs no more than the launch
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   using AnyWave = GatheredWave<Half, Part>;
@@ -324,7 +325,8 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, sizeof(typename Part::V
   const uint32_t range = parts == 1 ? index : parts == 2 ? index / 2 : 0;  // four waves at most
   const GatheredPlace place = {parts, index - range * parts, range};
   const int32_t length = dev::load_constant(seqlens + tile.list(first));
-  const PartOf<Half> of = {static_cast<const Half*>(q) + tile.first_element(first, d), d, place.part * kPartColumns};
+  const PartOf<Half> of = {static_cast<const Half*>(q) + tile.first_element(first, d), d, place.part * kPartColumns,
+                           groups};
   const Work<kGatheredBlockN> work(problem, tile.list(first), tile.head, length, blockIdx.z, range);
   auto* const slots = reinterpret_cast<GatheredSlot*>(lds + parts * Part::kSharedBytes);
   auto* const scores = reinterpret_cast<GatheredScores*>(slots + parts * ranges);

@@ -10,6 +10,7 @@
 #include "hipforge/amd/wave.h"
 #include "fp8_products.h"
 #include "half_products.h"
+#include "int4_elements.h"
 #include "query.h"
 #include "row_words.h"
 #include "work.h"
@@ -32,6 +33,7 @@ template <class Half>
 struct PartOf {
   const Half* q;
   uint32_t d, first;  // the head dimension, and the part's first column
+  uint32_t groups;    // of an int4 row, each with a scale
 
   __device__ Vector<Half, 8> eight(uint32_t column, bool exists) const {
     const auto found = *reinterpret_cast<const Vector<Half, 8>*>(q + (exists ? column : 0));
@@ -212,6 +214,109 @@ class HalfPart {
   int32_t left;         // columns from the lane's first one on to the end of D
   uint32_t k_at, v_at;  // of the lane in a row, in bytes
   float factor;
+};
+
+/// Words of eight int4 codes behind the scales and shifts of `groups` parts of a row (int4_kernel.h); a group has whole words.
+template <class Half>
+class Int4Part {
+  static constexpr int kChunks = kPartColumns / 32;  // a word of each for a lane
+
+ public:
+  using Weight = dev::bf16;
+  static constexpr bool kWords = false;
+  static constexpr float kBias = 0.f;
+  static constexpr uint32_t kSharedBytes = 0;
+  struct Key {
+    uint32_t words[kChunks], scales[kChunks];
+  };
+  using Value = dev::u32x2;  // the word, and that of its scale
+
+  __device__ Int4Part(const Problem& problem, uint32_t, const PartOf<Half>& of, uint8_t*, bool) : p(problem) {
+    const uint32_t lane = dev::lane_index();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const uint32_t column = of.first + 32 * c + kLaneColumns * (lane / kTileN);
+      query[c] = of.eight(column, column < of.d);
+      k_at[c] = place_of(of, column);
+    }
+    left = static_cast<int32_t>(of.d - of.first - kLaneColumns * (lane / kTileN));
+    v_at = place_of(of, of.first + kLaneColumns * (lane % kTileN));
+  }
+
+  __device__ float scaled(float inverse) const { return inverse; }
+
+  __device__ Key load_key(uint64_t row) const {
+    Key key;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      key.words[c] = load_row<uint32_t>(row + k_at[c].word);
+      key.scales[c] = load_row<uint32_t>(row + k_at[c].scale);
+    }
+    return key;
+  }
+  __device__ Value load_value(uint64_t row) const {
+    return Value{load_row<uint32_t>(row + v_at.word), load_row<uint32_t>(row + v_at.scale)};
+  }
+
+  template <int kCount>
+  __device__ void products(const Key (&keys)[kCount], dev::f32x4 (&scores)[kCount]) const {
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) {
+      scores[t] = {};
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const ScaleShift of(32 * c < left ? keys[t].scales[c] : 0);  // 0 for what stands in for columns past D
+        const Vector<Half, 4> low = nearest<Half>(of.template elements<0>(keys[t].words[c]));
+        const Vector<Half, 4> high = nearest<Half>(of.template elements<1>(keys[t].words[c]));
+        scores[t] = product_k32(__builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7), query[c], scores[t]);
+        stay_in_order();
+      }
+      scores[t] *= p.factor;
+    }
+  }
+
+  template <int kCount, bool kPartly>
+  __device__ void add_values(Value (&values)[4 * kCount], const dev::bf16x4 (&weights)[kCount], const Seen& seen,
+                             dev::f32x4* acc) const {
+    uint32_t own[4 * kCount];
+#pragma unroll
+    for (int i = 0; i < 4 * kCount; ++i) own[i] = values[i][1];
+    if constexpr (kPartly) take_special_scales<kLaneColumns>(own, ones_where<dev::bf16>(seen), acc);
+#pragma unroll
+    for (int j = 0; j < kLaneColumns; ++j) {
+      dev::bf16x4 rows[kCount];
+#pragma unroll
+      for (int t = 0; t < kCount; ++t) {
+        dev::f32x4 elements;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const ScaleShift of(own[4 * t + r]);
+          elements[r] = static_cast<float>(values[4 * t + r][0] >> 4 * j & 0xf) * of.scale + of.shift;
+        }
+        rows[t] = dev::nearest_bf16(elements);
+      }
+      if constexpr (kCount == 1)
+        acc[j] = weighted<1, dev::bf16>(rows[0], weights, acc[j]);
+      else
+        acc[j] = weighted<2, dev::bf16>(__builtin_shufflevector(rows[0], rows[1], 0, 1, 2, 3, 4, 5, 6, 7), weights, acc[j]);
+      stay_in_order();
+    }
+  }
+
+ private:
+  struct Place {
+    uint32_t word, scale;  // of a row, in bytes
+  };
+  // Of the word of eight columns; of the first one where D ends before.
+  __device__ static Place place_of(const PartOf<Half>& of, uint32_t column) {
+    const uint32_t own = column < of.d ? column : 0;
+    return {4 * (of.groups + own / 8), 4 * (own * of.groups / of.d)};
+  }
+
+  const Problem& p;
+  Vector<Half, 8> query[kChunks];
+  int32_t left;  // columns from the lane's first one of K on to the end of D
+  Place k_at[kChunks], v_at;
 };
 
 }  // namespace hf::decode_attention

@@ -18,30 +18,11 @@
 #pragma once
 
 #include "hipforge/amd/hip.h"
+#include "int4_elements.h"
 #include "merge_ranges.h"
 #include "row_wave.h"
 
 namespace hf::decode_attention {
-
-struct ScaleShift {
-  float scale, shift;
-
-  __device__ explicit ScaleShift(uint32_t word) {
-    const auto both = __builtin_bit_cast(Vector<_Float16, 2>, word);
-    scale = static_cast<float>(both[0]);
-    shift = static_cast<float>(both[1]);
-  }
-  /// Nibble 4 kHalf + i of `word` as an element.
-  template <int kHalf>
-  __device__ dev::f32x4 elements(uint32_t word) const {
-    const uint32_t even = (word >> 16 * kHalf) & 0x0f0f0f0fu, odd = (word >> (16 * kHalf + 4)) & 0x0f0f0f0fu;
-    const dev::f32x4 codes = {code(even), code(odd), code(even >> 8), code(odd >> 8)};
-    return codes * scale + shift;
-  }
-
- private:
-  __device__ static float code(uint32_t bytes) { return static_cast<float>(bytes & 0xff); }
-};
 
 template <class Half, int kD>
 class Int4Rows {
@@ -106,8 +87,8 @@ class Int4Rows {
     }
     if constexpr (kPartly) {
       const dev::bf16x4 ones = ones_where<dev::bf16>(seen);
-      take_specials<0, Dealt::kWide>(own, ones, acc);
-      if constexpr (Dealt::kNarrow > 0) take_specials<Dealt::kWide, Dealt::kNarrow>(own_narrow, ones, acc);
+      take_special_scales<Dealt::kWide>(own, ones, acc);
+      if constexpr (Dealt::kNarrow > 0) take_special_scales<Dealt::kNarrow>(own_narrow, ones, acc + Dealt::kWide);
     }
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
@@ -157,23 +138,6 @@ class Int4Rows {
   __device__ static uint32_t load_u16(dev::Buffer tile, uint32_t lane_offset, uint32_t wave_offset) {
     return __builtin_amdgcn_raw_buffer_load_b16(tile, static_cast<int32_t>(lane_offset), static_cast<int32_t>(wave_offset),
                                                 0);
-  }
-
-  // Keys whose scale or shift is no number become NaN in the rows that see them, those with a 1 in `seen`, and 0 otherwise: in
-  // kColumns of the lane's columns, which share a scale.
-  template <int kFirst, int kColumns>
-  __device__ static void take_specials(uint32_t (&own)[4], dev::bf16x4 seen, dev::f32x4 (&acc)[kPerLane]) {
-    dev::f32x4 marks;
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const bool special = has_special_half(own[r]);
-      marks[r] = special ? 1.f : 0.f;
-      own[r] = special ? 0 : own[r];
-    }
-    const dev::f32x4 counts = dev::mfma_k16(dev::nearest_bf16(marks), seen, dev::f32x4{});
-#pragma unroll
-    for (int j = kFirst; j < kFirst + kColumns; ++j) acc[j] = spoiled(acc[j], counts);
-    stay_in_order();
   }
 
   const Problem& p;
