@@ -286,7 +286,7 @@ def _attention(d: int) -> dict[str, Any]:
     return {"q": _normal(1, 1, 2, d), "k_cache": cache, "v_cache": cache, "block_tables": None, "seqlens": lengths}
 
 
-@pytest.mark.parametrize("d", [64, 32], ids=["kernel", "torch"])
+@pytest.mark.parametrize("d", [64, 12], ids=["kernel", "torch"])
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -178,7 +178,7 @@ def test_the_workspace_is_for_the_tokens_that_there_are():
 
 def test_the_torch_path_takes_them_too():
     counts = (*COUNTS[:4], 2)
-    q, k, v = ragged_case(counts, 1, 2, 48, KEYS, seed=7)
+    q, k, v = ragged_case(counts, 1, 2, 528, KEYS, seed=7)
     (k_pages, tables), (v_pages, _) = paged(k, 16), paged(v, 16)
     tables[1], tables[2, 0] = 2**31 - 1, -1  # no token, and before the window of a single one
     seqlens, options = lengths(*LENGTHS), {"window": 10, "sinks": torch.tensor([0.5, -1.0])}
@@ -193,7 +193,7 @@ def test_the_torch_path_takes_them_too():
     )  # fmt: skip
     want = one_by_one(
         lambda b, part: paged_attention(
-            part, k[b : b + 1].double(), v[b : b + 1].double(), None, seqlens[b : b + 1], 48**-0.5, True, **options
+            part, k[b : b + 1].double(), v[b : b + 1].double(), None, seqlens[b : b + 1], 528**-0.5, True, **options
         ),
         q, counts,
     )  # fmt: skip

@@ -219,7 +219,7 @@ def test_int4_caches_with_everything(d, split_k):
 
 
 def test_the_torch_path_takes_them_too():
-    q, k, v = case(2, 2, 1, 2, 32, 60)
+    q, k, v = case(2, 2, 1, 2, 528, 60)
     options = {"sinks": torch.tensor([0.5, -1.0]), "window": 9, "softcap": 2.0}
     told = hipforge.explain(decode_attention_fp8, q, k, v, None, lengths(60, 5), **options)
     assert told.path == "torch"
