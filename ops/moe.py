@@ -17,9 +17,10 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.jit.call import tensors
 from hipforge.ops.core import checks
 from hipforge.ops.core.alignment import packed
-from hipforge.ops.core.arguments import has_memory, naming_arguments
+from hipforge.ops.core.arguments import has_memory, is_same_view, naming_arguments, require_readable
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -147,7 +148,7 @@ def fused_moe_mxfp8(
         hidden_scale: e8m0 bytes [T, H/32] of ``hidden``.
         w1_bias: float32 [E, 2·I], in the order of ``w1``'s rows.
         w2_bias: float32 [E, H].
-        out: contiguous [T, H], bfloat16, float16 or float32, to write into.
+        out: contiguous [T, H], bfloat16, float16 or float32, to write into; ``hidden`` itself, or memory of its own.
 
     Returns:
         [T, H] of ``hidden``'s dtype, bfloat16 where that is MX-FP8; ``out`` itself where it is given.
@@ -260,7 +261,10 @@ def _mx_layer(
         blocks = (*weight.shape[:2], weight.shape[2] * packing // BLOCK)
         checks.require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
     check_activation(activation["alpha"], activation["beta"], activation["limit"])
-    out = _result(hidden, hidden_scale, out)
+    out = _result(
+        hidden, hidden_scale, out, w1=w1, w1_scale=w1_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights,
+        topk_ids=topk_ids, expert_map=expert_map, w1_bias=w1_bias, w2_bias=w2_bias,
+    )  # fmt: skip
     routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
     if hidden_scale is None:
         hidden, hidden_scale = mxfp8_quantize(packed(hidden))
@@ -347,7 +351,10 @@ def fused_moe_fp8(
     ):
         raise GuardError(f"w1_scale and w2_scale must be of one kind; got {kinds[0].name} and {kinds[1].name}")
     check_activation(alpha, beta, limit)
-    out = _result(hidden, hidden_scale, out)
+    out = _result(
+        hidden, hidden_scale, out, w1=w1, w1_scale=w1_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights,
+        topk_ids=topk_ids, expert_map=expert_map, w1_bias=w1_bias, w2_bias=w2_bias,
+    )  # fmt: skip
     routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
     activation: dict[str, Any] = {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved}
     if hidden_scale is None:
@@ -426,9 +433,25 @@ def _check_layer(
     checks.require_device("topk_weights", topk_weights, hidden.device)
 
 
-def _result(hidden: torch.Tensor, hidden_scale: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-    dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
-    return torch.empty(hidden.shape, dtype=dtype, device=hidden.device) if out is None else out
+def _result(
+    hidden: torch.Tensor, hidden_scale: torch.Tensor | None, out: torch.Tensor | None, **read: torch.Tensor | None
+) -> torch.Tensor:
+    """Return memory for the result: ``out``, which no launch compares with all that the layer reads.
+
+    It may be ``hidden``, of which nothing is read after the sum begins.
+    """
+    if out is None:
+        dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
+        return torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not has_memory(out):
+        return out
+    for name, value in {"hidden": hidden, "hidden_scale": hidden_scale, **read}.items():
+        if value is None or not has_memory(value) or not tensors.may_share(value, out):
+            continue
+        if name == "hidden" and is_same_view(value, out) and value.dtype == out.dtype:
+            continue
+        raise GuardError(f"out is written and must not share memory with {name}, unless it is hidden itself")
+    return out
 
 
 def _route(
@@ -442,6 +465,8 @@ def _route(
     everywhere = experts if expert_map is None else expert_map.numel()
     aligned = moe_align_block_size(topk_ids, block_m, everywhere, expert_map)
     slots = topk_ids.shape[0] * topk_ids.shape[1]
+    if topk_weights.dtype != torch.float32 or not topk_weights.is_contiguous():  # torch reads them, no binding before
+        require_readable(topk_weights=topk_weights)
     weights = topk_weights.to(torch.float32).flatten()
     return _Routing(aligned, slots, weights, topk_ids, expert_map, everywhere, experts)
 
@@ -465,6 +490,7 @@ def _check_places(expert_map: torch.Tensor, experts: int) -> None:
     tracing = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     if tracing or not has_memory(expert_map) or expert_map.device.type != "cpu" or devices.current().is_capturing():
         return
+    require_readable(expert_map=expert_map)
     most = max(expert_map.tolist(), default=-1)
     if most >= experts:
         raise GuardError(
