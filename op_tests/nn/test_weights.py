@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -334,6 +335,15 @@ BROKEN: dict[str, tuple[dict[str, torch.Tensor], str]] = {
                     "a.weight_scale_2": torch.ones(1)}, r"a.weight_scale_2 in .* a kind of quantisation"),
     "blocks": ({"a_blocks": torch.ones(2, 8, 1, 8).byte(), "a_scales": torch.ones(2, 8, 1).byte()},
                r"a_blocks in .* is U8 \(2, 8, 1, 8\); MXFP4 blocks beside scales \(2, 8, 1\) are U8 \(2, 8, 1, 16\)"),
+    "one scale of MX": ({"a_blocks": torch.ones(16).byte(), "a_scales": torch.ones(()).byte()},
+                        r"a_scales in .* is one number; MX scales have one per 32 elements of each row"),
+    "one byte for fp8": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(()).byte()},
+                         r"a.weight_scale in .* does not fit a.weight F8_E4M3 \(8, 32\)"),
+    "packed and not": ({"a.weight": torch.ones(8, 32).byte(), "a.weight_packed": torch.ones(8, 16).byte(),
+                        "a.weight_scale": torch.ones(8, 1).byte()},
+                       r"a.weight_packed in .* and a.weight in .* would both be a.weight; remove one of them"),
+    "blocks and plain": ({"a_blocks": torch.ones(2, 16).byte(), "a_scales": torch.ones(2).byte(), "a": torch.ones(1)},
+                         r"would both be a; remove one of them"),
     "e5m2": ({"a": torch.ones(8, 32).to(torch.float8_e5m2)}, r"F8_E5M2 without a scale; tensors without one are BOOL"),
 }  # fmt: skip
 
@@ -379,6 +389,64 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     with pytest.raises(ConfigError, match="declares quant_method 'awq'; known are compressed-tensors"):
         weights.load(tmp_path)
+
+
+SHAPES = {
+    "negative sizes": ([-10, -100], [0, 4000]), "a size that is a string": (["1000"], [0, 4000]),
+    "a place that is a fraction": ([1000], [0.0, 4000.0]), "a size beyond 63 bits": ([2**70, 0], [0, 0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_sizes_that_are_no_numbers_of_elements_are_refused(tmp_path: Path, case: str) -> None:
+    shape, offsets = SHAPES[case]
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4000))
+    with pytest.raises(ConfigError, match=r"a in .* has shape .* and bytes .* these are integers from 0 on"):
+        weights.load(file)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2**62, 2**62, 0], "data_offsets": [0, 0]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ConfigError, match=r"of 2\^63 bytes or more"):
+        weights.load(file)
+
+
+def test_a_weight_without_rows_is_read(tmp_path: Path) -> None:
+    for number, scale in enumerate((torch.zeros(0, 2).byte(), torch.zeros(0, 4).byte())):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        loaded = state_of(checkpoint(folder, {"a.weight": torch.zeros(0, 64).byte(), "a.weight_scale": scale}))
+        assert loaded["a.weight"][0].shape == (0, 64) and loaded["a.weight"][1].format == ("mxfp8", "mxfp4")[number]
+
+
+@pytest.mark.parametrize("kind", ("folder", "fifo", "dangling", "loop"))
+def test_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "model.safetensors"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "fifo":  # opening one waits for ever
+        os.mkfifo(file)
+    else:
+        file.symlink_to(file if kind == "loop" else tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"model.safetensors is not a regular file"):
+        weights.load(tmp_path)
+
+
+def test_names_that_no_file_can_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is neither a safetensors file nor a folder"):
+        weights.load("x" * 300)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
+    with pytest.raises(ConfigError, match=r"is missing; model.safetensors.index.json lists it"):
+        weights.load(tmp_path)
+
+
+def test_a_device_or_an_order_that_is_none_is_refused(tmp_path: Path) -> None:
+    checkpoint(tmp_path, {"a": normal(4)})
+    for device in ("nosuch", "hip", None, torch.float32, -1):
+        with pytest.raises(ConfigError, match=r"device must be one on which torch makes tensors; got"):
+            weights.load(tmp_path, device)  # type: ignore[arg-type]  # what this test is about
+    with pytest.raises(ConfigError, match="shuffled must be True or False; got str"):
+        weights.load(tmp_path, shuffled="no")  # type: ignore[arg-type]  # what this test is about
 
 
 def test_shuffling_refuses_a_matrix_that_has_no_such_layout(tmp_path: Path) -> None:

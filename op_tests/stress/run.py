@@ -1,7 +1,7 @@
 """The long trial, ``make stress``, and parts of it: ``python op_tests/stress/run.py [part ...] [--seed N] [--small]``.
 
-Parts: kills, races, calls, tables, writers, registries, manifests, objects. ``--case N`` makes one call of the fuzzer
-again and shows it. Ends with status 1 where anything was found.
+Parts: kills, races, calls, tables, writers, registries, manifests, checkpoints, objects. ``--case N`` makes one call of
+the fuzzer again and shows it. Ends with status 1 where anything was found.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SIZES = {
     "writers": (12, 3),
     "registries": (3_000, 150),
     "manifests": (3_000, 60),
+    "checkpoints": (10_000, 600),
     "objects": (3_500, 100),
 }
 SHARES = {"gfx950": 0.4, "gfx942": 0.2, "torch": 0.4}  # of the calls
@@ -73,6 +74,7 @@ def trial_of(part: str) -> Callable[[int, int, Path], Found]:
         "writers": lambda seed, size, folder: tables.writes(seed, size, 25, folder),
         "registries": documents.registries,
         "manifests": documents.manifests,
+        "checkpoints": documents.checkpoints,
         "objects": objects.run,
     }
     return parts[part]

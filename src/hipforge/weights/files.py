@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hipforge.jit.cache.files import read as read_file
 
 _LENGTH_BYTES = 8
 _MAX_HEADER = 100_000_000
+_SIZES = 1 << 63
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -67,13 +69,16 @@ class Entry:
         """Return the tensor.
 
         Raises:
-            ConfigError: the file ends before it does.
+            ConfigError: the file ends before it does, or cannot be read any more.
         """
         tensor = torch.empty(self.shape, dtype=_DTYPES[self.kind])
         if self.size:
-            with self.file.open("rb") as stream:
-                stream.seek(self.offset)
-                got = stream.readinto((ctypes.c_char * self.size).from_address(tensor.data_ptr()))
+            try:
+                with self.file.open("rb") as stream:
+                    stream.seek(self.offset)
+                    got = stream.readinto((ctypes.c_char * self.size).from_address(tensor.data_ptr()))
+            except OSError as error:
+                raise ConfigError(f"{self.where} cannot be read: {error}") from None
             if got != self.size:
                 raise ConfigError(f"{self.where} is cut off: {self.size} bytes were expected, {got} are there")
         return tensor
@@ -103,10 +108,10 @@ def configuration(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: one of them is not a JSON object.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = path if _is(Path.is_dir, path) else path.parent
     for name, key in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
         file = folder / name
-        if file.is_file():
+        if _is(Path.is_file, file):
             parsed = _json(file)
             declared = _object(file, parsed, key) or _object(file, _object(file, parsed, "text_config"), key)
             if declared:
@@ -122,10 +127,18 @@ def _object(file: Path, parsed: dict[str, Any], key: str) -> dict[str, Any]:
     return value or {}
 
 
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """Return whether a path is of a kind; a name that no file can have is not."""
+    try:
+        return kind(path)
+    except OSError:
+        return False
+
+
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if _is(Path.is_file, path):
         return [path]
-    if not path.is_dir():
+    if not _is(Path.is_dir, path):
         raise ConfigError(f"{path} is neither a safetensors file nor a folder of them")
     for index in sorted(path.glob("*.safetensors.index.json")):
         names = _json(index).get("weight_map")
@@ -133,12 +146,15 @@ def _files(path: Path) -> list[Path]:
             raise ConfigError(f"{index} has no weight_map from keys to the names of files")
         files = [path / name for name in dict.fromkeys(names.values())]
         for file in files:
-            if not file.is_file():
+            if not _is(Path.is_file, file):
                 raise ConfigError(f"{file} is missing; {index.name} lists it")
         return files
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"there is no *.safetensors file in {path}")
+    for file in files:
+        if not _is(Path.is_file, file):
+            raise ConfigError(f"{file} is not a regular file, or a link to none; download it again, or remove it")
     return files
 
 
@@ -153,15 +169,18 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _header(file: Path) -> list[Entry]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        start = _LENGTH_BYTES + length
-        if size < _LENGTH_BYTES or length > _MAX_HEADER or start > size:
-            raise ConfigError(
-                f"{file} is not a whole safetensors file: its header would be {length} bytes, the file has {size}"
-            )
-        text = stream.read(length)
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            start = _LENGTH_BYTES + length
+            if size < _LENGTH_BYTES or length > _MAX_HEADER or start > size:
+                raise ConfigError(
+                    f"{file} is not a whole safetensors file: its header would be {length} bytes, the file has {size}"
+                )
+            text = stream.read(length)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
     try:
         table = json.loads(text)
         entries = [_entry(file, key, row, start) for key, row in table.items() if key != "__metadata__"]
@@ -179,12 +198,16 @@ def _header(file: Path) -> list[Entry]:
 
 
 def _entry(file: Path, key: str, row: dict[str, Any], start: int) -> Entry:
-    kind, shape, (begin, end) = row["dtype"], tuple(map(int, row["shape"])), row["data_offsets"]
+    kind, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
+    if not all(type(number) is int and 0 <= number < _SIZES for number in (*shape, begin, end)):
+        raise ConfigError(f"{key} in {file} has shape {shape} and bytes {begin} to {end}; these are integers from 0 on")
     if kind not in _DTYPES:
         raise ConfigError(
             f"{key} in {file} has dtype {kind}, which is not known here; known are {', '.join(sorted(_DTYPES))}"
         )
     size = math.prod(shape) * _DTYPES[kind].itemsize
-    if begin < 0 or end - begin != size:
+    if math.prod(max(one, 1) for one in shape) * _DTYPES[kind].itemsize >= _SIZES:  # torch's strides, of 0 elements too
+        raise ConfigError(f"{key} in {file} has shape {shape}, of 2^63 bytes or more")
+    if end - begin != size:
         raise ConfigError(f"{key} in {file} has {end - begin} bytes; {kind} of shape {shape} has {size}")
     return Entry(key, kind, shape, file, start + begin, size)

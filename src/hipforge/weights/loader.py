@@ -86,6 +86,15 @@ class _Pair:
     scale: Entry
     input_scale: Entry | None = None
 
+    @property
+    def scale_name(self) -> str:
+        return f"{self.name}_scale"
+
+    @property
+    def input_scale_name(self) -> str:
+        stem = self.name.removesuffix("weight")
+        return f"{stem}input_scale" if stem != self.name else f"{stem}_input_scale"
+
 
 Loaded = tuple[str, torch.Tensor, Meta]
 
@@ -112,7 +121,8 @@ def load(
 
     Raises:
         ConfigError: a file that is missing, cut off or of an unknown dtype; elements without scales or scales without
-            elements; a kind of quantisation that is not MX-FP8, MXFP4 or fp8. The message names file and key.
+            elements; two tensors that would have one name; a kind of quantisation that is not MX-FP8, MXFP4 or fp8. The
+            message names file and key. Also a ``path``, ``device`` or ``shuffled`` that is none.
 
     Example:
         >>> import hipforge.weights                                          # doctest: +SKIP
@@ -120,10 +130,23 @@ def load(
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"path must be a file or a folder of safetensors; got {type(path).__name__}")
+    if not isinstance(shuffled, bool):
+        raise ConfigError(f"shuffled must be True or False; got {type(shuffled).__name__}")
+    target = _usable(device)
     root = Path(path)
     entries = entries_of(root)
     _check_declared(root)
-    return _read(_planned(entries), torch.device(device), shuffled)
+    return _read(_planned(entries), target, shuffled)
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"device must be one on which torch makes tensors; got {device!r}: {why}") from None
+    return found
 
 
 def _read(parts: list[_Pair | Entry], device: torch.device, shuffled: bool) -> Iterator[Loaded]:
@@ -176,7 +199,21 @@ def _planned(entries: dict[str, Entry]) -> list[_Pair | Entry]:
         elif key not in scales:
             _require_plain(entry)
             planned.append(entry)
+    _require_names(planned)
     return planned
+
+
+def _require_names(planned: list[_Pair | Entry]) -> None:
+    """Refuse two tensors that would have one name here, as packed elements beside those that they were made from."""
+    found: dict[str, Entry] = {}
+    for part in planned:
+        named = {part.key: part} if isinstance(part, Entry) else {part.name: part.elements, part.scale_name: part.scale}
+        if isinstance(part, _Pair) and part.input_scale is not None:
+            named[part.input_scale_name] = part.input_scale
+        for name, entry in named.items():
+            if name in found:
+                raise ConfigError(f"{entry.where} and {found[name].where} would both be {name}; remove one of them")
+            found[name] = entry
 
 
 def _pair(entry: Entry, entries: dict[str, Entry]) -> _Pair | None:
@@ -184,7 +221,7 @@ def _pair(entry: Entry, entries: dict[str, Entry]) -> _Pair | None:
     if key.endswith("_blocks"):
         name = key.removesuffix("_blocks")
         scale = _scale_of(entry, f"{name}_scales", entries)
-        _require_kind(scale, _BYTE_SCALES, "MX scales are e8m0 bytes")
+        _require_mx(scale)
         if entry.kind != "U8" or entry.shape != (*scale.shape, BLOCK // 2):
             raise ConfigError(
                 f"{entry.where} is {entry.kind} {entry.shape}; MXFP4 blocks beside scales {scale.shape} are U8 "
@@ -204,11 +241,11 @@ def _pair(entry: Entry, entries: dict[str, Entry]) -> _Pair | None:
     scale = found[0] if found else _scale_of(entry, f"{name}_scale", entries)
     if entry.kind == "F8_E4M3":
         return _fp8_pair(name, entry, scale, entries)
-    _require_kind(scale, _BYTE_SCALES, "MX scales are e8m0 bytes")
+    _require_mx(scale)
     if entry.shape == (*scale.shape, BLOCK):
         return _Pair(name, "mxfp8", entry, scale)
     elements = entry.shape[-1] if entry.shape else 0
-    wide = scale.shape[-1] * BLOCK if scale.shape else -1
+    wide = scale.shape[-1] * BLOCK
     if entry.shape[:-1] != scale.shape[:-1] or wide not in (elements, 2 * elements):
         raise ConfigError(f"{scale.where} is {scale.shape}; {key} {entry.shape} needs one scale per {BLOCK} elements")
     return _Pair(name, "mxfp8" if wide == elements else "mxfp4", entry, scale)
@@ -227,7 +264,7 @@ def _fp8_pair(name: str, entry: Entry, scale: Entry, entries: dict[str, Entry]) 
     """Pair e4m3 elements with scales of a kind that :func:`hipforge.fp8_gemm` takes, or with those of MX-FP8."""
     _require_kind(scale, (*_BYTE_SCALES, *_FLOAT_SCALES), "scales are e8m0 bytes or floats")
     bytes_ = scale.kind in _BYTE_SCALES
-    if bytes_ and entry.shape in ((*scale.shape, BLOCK), (*scale.shape[:-1], scale.shape[-1] * BLOCK)):
+    if bytes_ and scale.shape and entry.shape in ((*scale.shape, BLOCK), (*scale.shape[:-1], scale.shape[-1] * BLOCK)):
         return _Pair(name, "mxfp8", entry, scale)
     if len(entry.shape) not in (2, 3):
         raise ConfigError(f"{entry.where} is {entry.shape}; fp8 weights are [N, K], or [E, N, K] for stacked experts")
@@ -264,6 +301,12 @@ def _scale_of(entry: Entry, key: str, entries: dict[str, Entry]) -> Entry:
     return scale
 
 
+def _require_mx(scale: Entry) -> None:
+    _require_kind(scale, _BYTE_SCALES, "MX scales are e8m0 bytes")
+    if not scale.shape:
+        raise ConfigError(f"{scale.where} is one number; MX scales have one per {BLOCK} elements of each row")
+
+
 def _require_kind(scale: Entry, kinds: tuple[str, ...], rule: str) -> None:
     if scale.kind not in kinds:
         raise ConfigError(f"{scale.where} is {scale.kind}; {rule} ({' or '.join(kinds)})")
@@ -289,7 +332,8 @@ def _weight(pair: _Pair, device: torch.device, shuffled: bool) -> Iterator[Loade
     layout: Literal["rows", "shuffled"] = "shuffled" if fold else "rows"
     elements, scale = pair.elements.read(), pair.scale.read()
     if pair.format != "fp8":
-        elements = elements.view(*pair.scale.shape[:-1], -1)
+        *rows, blocks = pair.scale.shape
+        elements = elements.view(*rows, blocks * BLOCK // (2 if pair.format == "mxfp4" else 1))
     fnuz = pair.format != "mxfp4" and fp8_dtypes(device)[0] == torch.float8_e4m3fnuz
     if pair.format == "mxfp4":
         elements = elements.view(torch.uint8)
@@ -303,13 +347,11 @@ def _weight(pair: _Pair, device: torch.device, shuffled: bool) -> Iterator[Loade
             elements, scale = _in_fnuz(elements, scale, pair.elements)
     yield pair.name, elements.to(device), Meta(pair.format, "elements", layout, pair.elements.key, pair.elements.file)
     del elements
-    yield f"{pair.name}_scale", scale.to(device), Meta(pair.format, "scale", layout, pair.scale.key, pair.scale.file)
+    yield pair.scale_name, scale.to(device), Meta(pair.format, "scale", layout, pair.scale.key, pair.scale.file)
     if pair.input_scale is not None:
         given = pair.input_scale
         static = given.read().float() * (2 if fnuz else 1)
-        stem = pair.name.removesuffix("weight")
-        name = f"{stem}input_scale" if stem != pair.name else f"{stem}_input_scale"
-        yield name, static.to(device), Meta("fp8", "input_scale", layout, given.key, given.file)
+        yield pair.input_scale_name, static.to(device), Meta("fp8", "input_scale", layout, given.key, given.file)
 
 
 def _fp8_scales(pair: _Pair, scale: torch.Tensor) -> torch.Tensor:
