@@ -227,8 +227,9 @@ def rope_and_cache(
         v_scale_shift: the same of V.
         num_groups: 1, 2, 4 or 8: the caches are int4 with so many scales per row. D is then a power of two.
         q_out: like q, last dimension contiguous; None writes q in place.
-        index_q: [T, groups, D] of q's dtype, the index queries of sparse attention: normalised and rotated like q.
-        index_k: [T, 1, D], the index key of each token: normalised and rotated like k.
+        index_q: [T, groups, D] of q's dtype, the last dimension contiguous, the index queries of sparse attention:
+            normalised and rotated like q.
+        index_k: [T, 1, D], the index key of each token, the last dimension contiguous: normalised and rotated like k.
         index_cache: [pages, page_size, D] with the pages of k_cache, of fp8 (stored as it is, saturated) or of q's
             dtype: takes the index keys. Given with ``index_q`` and ``index_k``, or none of them.
         index_q_weight: [D]: the norm of ``index_q``; None: no norm.

@@ -266,13 +266,15 @@ def sparse_topk_blocks(
     ids = new_or_given(ids_out, (batch, tokens, groups, topk), int32, device)
     tables = new_or_given(tables_out, (batch * tokens, groups, topk * block_size // page_size), int32, device)
     lengths = new_or_given(lengths_out, (batch * tokens, groups), int32, device)
-    options = {"page_size": page_size, "topk": topk, "local_blocks": local_blocks, "block_size": block_size}
     if taken.path == "kernel":
         values, pages, keys = (packed(each, ids, tables, lengths) for each in (scores, block_tables, seqlens))
         numbers = page_size, topk, local_blocks, block_size
         sparse_topk_blocks_out(ids, tables, lengths, values, pages, keys, *numbers)
         return ids, tables, lengths
-    found = reference.sparse_topk_blocks(scores, block_tables, seqlens, **options)
+    found = reference.sparse_topk_blocks(
+        scores, block_tables, seqlens, page_size=int(page_size), topk=int(topk), local_blocks=int(local_blocks),
+        block_size=int(block_size),
+    )  # fmt: skip
     for given, result in zip((ids, tables, lengths), found, strict=True):
         given.copy_(result)
     return ids, tables, lengths

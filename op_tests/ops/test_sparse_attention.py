@@ -200,6 +200,13 @@ def test_each_op_is_one_launch_and_reads_the_index_keys_once() -> None:
     assert counted.tensors["index_cache"].loaded == counted.tensors["index_cache"].unique_loaded == 16 * 128 * 128
 
 
+def test_true_is_one_local_block(path: str) -> None:
+    scores, tables = torch.tensor([3.0, 1.0, 2.0, 0.0]).view(1, 1, 1, 4), torch.tensor([[7, 6, 5, 4]]).int()
+    options: dict[str, Any] = {"page_size": 16, "block_size": 16, "topk": 3, "local_blocks": True}
+    found, _, _ = hipforge.sparse_topk_blocks(scores, tables, torch.tensor([50]).int(), **options)
+    assert found.flatten().tolist() == [0, 2, 3]
+
+
 def test_refusals_say_what_is_accepted() -> None:
     q, keys, tables, lengths = case(SHAPES[0], torch.bfloat16, torch.bfloat16)
     with pytest.raises(GuardError, match=r"block_size must be one of 16, 32, 64, 128; got 100"):
