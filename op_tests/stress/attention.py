@@ -82,7 +82,13 @@ def make_plain(rng: Rng) -> Arguments:
         torch.from_numpy(rng.numbers.integers(0, pages, (batch, rng.integer(1, 3))).astype(np.int32)) if paged else None
     )
     most = page_size * (tables.shape[1] if tables is not None else 1) + rng.pick((0, 0, 1, 30))
-    lengths = torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32))
+    lists: tuple[int, ...] = (batch,)
+    if tables is not None and rng.chance(0.2):  # each KV head has its own keys
+        lists = batch, kv_heads
+        chosen = rng.numbers.integers(0, pages, (*lists, tables.shape[1]))
+        tables = torch.from_numpy(chosen.astype(np.int32))
+        most = page_size * tables.shape[2]
+    lengths = torch.from_numpy(rng.numbers.integers(0, most + 1, lists).astype(np.int32))
     scales = [rng.pick((1.0, 0.5, torch.tensor([0.7]), rng.finite(kv_heads).abs())) for _ in range(2)]
     heads, ragged = kv_heads * group, _ragged(rng, batch, mq) if rng.chance(0.3) else {}
     tokens = int(ragged["cu_seqlens_q"][-1]) + rng.integer(0, 2) if ragged else 0
@@ -102,6 +108,9 @@ def _rows(cache: Array, tables: Array | None) -> Array:
     """Each sequence's rows [B, keys, heads, D]; a page outside the cache is NaN, as nothing may read it."""
     if tables is None:
         return cache
+    if tables.ndim == 3:
+        heads = [_rows(cache[:, :, head : head + 1], tables[:, head]) for head in range(tables.shape[1])]
+        return np.concatenate(heads, axis=2)
     known = (tables >= 0) & (tables < len(cache))
     rows = np.where(known[:, :, None, None, None], cache[np.where(known, tables, 0)], np.nan)
     return rows.reshape(len(tables), -1, *cache.shape[2:])
@@ -135,13 +144,16 @@ def attend(
     group = heads // k.shape[2]
     out, room, written = np.zeros(q.shape), np.zeros(q.shape), np.zeros(q.shape, bool)
     lse, lse_room = np.full((tokens, heads), -np.inf), np.zeros((tokens, heads))
-    for b in range(len(lengths)):
-        length, count = int(np.clip(lengths[b], 0, k.shape[1])), int(starts[b + 1] - starts[b])
+    each = lengths if lengths.ndim == 2 else np.repeat(lengths[:, None], k.shape[2], axis=1)
+    for b in range(len(each)):
+        count = int(starts[b + 1] - starts[b])
         for index in range(count):
-            end = max(length - count + index + 1, 0) if causal else length
-            begin, token = 0 if window is None else max(end - int(window), 0), int(starts[b]) + index
+            token = int(starts[b]) + index
             written[token] = True
             for head in range(heads):
+                length = int(np.clip(each[b, head // group], 0, k.shape[1]))
+                end = max(length - count + index + 1, 0) if causal else length
+                begin = 0 if window is None else max(end - int(window), 0)
                 sink = -np.inf if sinks is None else float(sinks[head])
                 if not end:
                     lse[token, head] = sink
@@ -353,14 +365,27 @@ def make_rope(rng: Rng) -> Arguments:
         "slot_mapping": torch.from_numpy(slots.astype(np.int64)), "num_groups": num_groups,
     }  # fmt: skip
     if storage == "fp8":
-        given |= {"k_scale": rng.pick((0.5, torch.tensor([0.25]))), "v_scale": 0.03}
+        given |= {f"{n}_scale": rng.pick((0.5, 0.03, torch.tensor([0.25]), rng.finite(kv_heads).abs())) for n in "kv"}
     if storage == "rows":
         given |= {f"{name}_scale_shift": torch.zeros(pages, page_size, kv_heads, dtype=torch.int32) for name in "kv"}
     if rng.chance(0.5):
         given |= {f"{name}_weight": rng.finite(d, dtype=dtype) for name in "qk"}
         given["weight_offset"] = rng.pick((0.0, 1.0))
+    given["epsilon"] = rng.pick((1e-6, 1e-5, 0.1, 0.0))
+    given["rotary_dim"] = rng.maybe(0.3, lambda: width)
     if rng.chance(0.5):
         given["q_out"] = torch.zeros(tokens, heads, d, dtype=dtype)
+    if rng.chance(0.4):
+        groups, own = rng.pick((1, 2, 4)), rng.pick((dtype, own_fp8()))
+        given |= {
+            "index_q": rng.finite(tokens, groups + 1, d, dtype=dtype)[:, :groups],
+            "index_k": rng.finite(tokens, 1, d, dtype=dtype),
+            "index_cache": torch.zeros(pages, page_size, d, dtype=own),
+            "index_q_out": rng.maybe(0.4, lambda: torch.zeros(tokens, groups, d, dtype=dtype)),
+            **{
+                f"index_{name}_weight": rng.finite(d, dtype=dtype) if rng.chance(0.5) else None for name in "qk"
+            },
+        }  # fmt: skip
     return given
 
 
@@ -400,6 +425,21 @@ def _turned(before: Arguments, name: str) -> tuple[Span, Array]:
         low[..., into], high[..., into] = summed.low, summed.high
     judged = np.isfinite(x).all(axis=-1, keepdims=True) & np.ones(x.shape, dtype=bool)
     return Span(low, high), judged if weight is None else judged & judged_rows(x)  # squares that float32 holds
+
+
+def _index_complaint(before: Arguments, after: Arguments) -> str | None:
+    """What is wrong with the index queries and with the cache of index keys, one head with no scale."""
+    if before.get("index_q") is None:
+        return None
+    q, judged_q = _turned(before, "index_q")
+    k, judged_k = _turned(before, "index_k")
+    into = after["index_q"] if after.get("index_q_out") is None else after["index_q_out"]
+    cache = {"index_k_cache": before["index_cache"][:, :, None], "slot_mapping": before["slot_mapping"]}
+    stored = {"index_k_cache": after["index_cache"][:, :, None]}
+    return first(
+        q.complaint("index_q", values(into), judged_q),
+        _stored(k, judged_k, {**cache, "index_k": before["index_k"], "index_k_scale": 1.0}, stored, "index_k"),
+    )
 
 
 def _stored(span: Span, judged: Array, before: Arguments, after: Arguments, name: str) -> str | None:
@@ -491,16 +531,32 @@ def judge_rope(before: Arguments, result: Any, after: Arguments) -> str | None:
     return first(
         is_given(result, into, "q_out"), q.complaint("q", values(result), judged_q),
         _stored(k, judged_k, before, after, "k"), _stored(v, np.isfinite(v.low), before, after, "v"),
+        _index_complaint(before, after),
     )  # fmt: skip
 
 
+def configured(rng: Rng, given: Arguments) -> Arguments:
+    """A configuration that overrides everything, which the kernel may not have or which may not apply."""
+    names = rng.pick((("waves",), ("block_n",), ("split_k",), ("waves", "split_k"), ("block_n", "block_m"), ()))
+    return {**given, "force_kernel_config": {name: _number(rng, name) for name in names}}
+
+
+def _number(rng: Rng, name: str) -> Any:
+    kept = {"waves": (1, 2, 4), "block_n": (16, 32, 64), "split_k": (1, 2, MOST_SPLITS), "block_m": (16,)}[name]
+    return rng.pick((*kept, *kept, np.int64(kept[0]), torch.tensor(kept[0]), 0, -1, 3, 2**31, 2**70, True))
+
+
+WRITES = ("out", "lse_out", "scale_out", "workspace")
+ROPE_WRITES = (
+    "q", "q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift", "index_q", "index_q_out", "index_cache",
+)  # fmt: skip
 OPS = (
-    Op("decode_attention_fp8", make_plain, judge_plain, writes=("out", "lse_out", "scale_out", "workspace")),
-    Op("decode_attention_splitk", make_packed, judge_packed, writes=("out", "lse_out", "scale_out", "workspace")),
+    Op("decode_attention_fp8", make_plain, judge_plain, writes=WRITES, mistake=configured),
+    Op("decode_attention_splitk", make_packed, judge_packed, writes=WRITES, mistake=configured),
     Op(
         "rope_and_cache",
         make_rope,
         judge_rope,
-        writes=("q", "q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift"),
+        writes=ROPE_WRITES,
     ),
 )

@@ -87,10 +87,13 @@ def linear(
 def judge_linear(before: Arguments, result: Any, after: Arguments) -> str | None:
     if result.dtype != before["x"].dtype:
         return f"the result has dtype {result.dtype}"
-    x = by_blocks(values(before["x"]))
-    span, judged = product(x, mx_values(before["weight"], before["weight_scale"]))
+    x = values(before["x"])
+    if result.shape != (*x.shape[:-1], len(before["weight"])):
+        return f"the result has shape {tuple(result.shape)}"
+    rows = by_blocks(x.reshape(-1, x.shape[-1]))
+    span, judged = product(rows, mx_values(before["weight"], before["weight_scale"]))
     bias = None if before["bias"] is None else before["bias"].to(BF16)
-    return with_bias(span, bias).rounded(result.dtype).complaint("result", values(result), judged)
+    return with_bias(span, bias).rounded(result.dtype).complaint("result", values(result).reshape(judged.shape), judged)
 
 
 def make_experts(rng: Rng) -> Arguments:

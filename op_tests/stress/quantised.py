@@ -97,11 +97,17 @@ def make_mxfp4(rng: Rng) -> Arguments:
         else (rng.pick((0, 1, 3, 16)), 32 * rng.integer(1, 5))
     )
     x = rng.normal(rows, k, dtype=rng.pick(REALS), sigma=rng.pick((1.0, 1e-3, 300.0)))
-    return {"x": x, "mode": rng.pick(MODES), "shuffled": shuffled}
+    places = (-(-rows // 256) * 256, -(-k // 256) * 8) if shuffled else (rows, k // 32)
+    return {
+        "x": x, "mode": rng.pick(MODES), "shuffled": shuffled,
+        "out": rng.maybe(0.3, lambda: torch.full((rows, k // 2), 9, dtype=torch.uint8)),
+        "scale_out": rng.maybe(0.3, lambda: torch.full(places, 9, dtype=torch.uint8)),
+    }  # fmt: skip
 
 
 def judge_mxfp4(before: Arguments, result: Any, after: Arguments) -> str | None:
     packed, scale = result
+    given = is_given(packed, after.get("out"), "out") or is_given(scale, after.get("scale_out"), "scale_out")
     if before.get("shuffled"):
         packed, scale = unshuffled(packed, scale)
     x = plain(before["x"]).float().numpy()
@@ -110,7 +116,8 @@ def judge_mxfp4(before: Arguments, result: Any, after: Arguments) -> str | None:
     got, bits = fp4_values(packed), raw_bytes(packed)
     signs = np.stack((bits >> 3 & 1, bits >> 7), axis=-1).reshape(x.shape).astype(bool)
     return first(
-        same("scale", e8m0(scale), wanted), same("packed", np.where(special, 0, got), np.where(special, 0, codes)),
+        given, same("scale", e8m0(scale), wanted),
+        same("packed", np.where(special, 0, got), np.where(special, 0, codes)),
         same("sign", np.where(special, False, signs), np.where(special, False, np.signbit(x))),
     )  # fmt: skip
 
@@ -206,7 +213,8 @@ def make_norm(rng: Rng, residual: bool, quantised: str) -> Arguments:
     dtype, rows = rng.pick(HALVES), rng.pick((0, 1, 2, 5))
     cols = 32 * rng.pick((1, 2, 8)) if quantised == "mx" else rng.pick((1, 8, 24, 33, 64, 256))
     x = rng.normal(rows, cols, dtype=dtype)
-    given: Arguments = {"input" if residual else "x": x, "weight": rng.finite(cols, dtype=dtype), "epsilon": 1e-5}
+    given: Arguments = {"input" if residual else "x": x, "weight": rng.finite(cols, dtype=dtype)}
+    given["epsilon"] = rng.pick((1e-5, 1e-6, 0.1, 0.0, 2.0**-149))
     given["weight_offset"] = rng.pick((0.0, 0.0, 1.0))
     if residual:
         given["residual"] = rng.normal(rows, cols, dtype=dtype)
@@ -216,10 +224,13 @@ def make_norm(rng: Rng, residual: bool, quantised: str) -> Arguments:
         )
     if quantised == "fp8":
         given["scale_tensor"] = torch.tensor([rng.pick((0.5, 3e-2, 0.0, 1.7))])
+        given["fp8_max"] = rng.maybe(0.2, lambda: rng.pick((1.0, 200.0, FP8_MAX[own_fp8()])))
     if quantised and rng.chance(0.3):
         given["also_out"] = torch.zeros(rows, cols, dtype=dtype)
-    if not residual and rng.chance(0.3):
+    if rng.chance(0.3):
         given["out"] = torch.zeros(rows, cols, dtype=own_fp8() if quantised else dtype)
+    if quantised == "mx":
+        given["scale_out"] = rng.maybe(0.3, lambda: torch.zeros(rows, cols // 32, dtype=torch.uint8))
     return given
 
 
@@ -253,7 +264,7 @@ def static_complaint(y: Span, judged: Array, q: torch.Tensor, scale: torch.Tenso
     with np.errstate(all="ignore"):
         inverse = np.float64(np.float32(1 / factor)) if factor else np.float64(1.0)  # infinite of a denormal one
         z = y.times(inverse).widened(4 * F32, 1e-40)
-        limit = FP8_MAX[own_fp8()] if fp8_max is None else fp8_max
+        limit = FP8_MAX[own_fp8()] if fp8_max is None else float(fp8_max)
         codes = z.map(lambda x: np.clip(x, -limit, limit)).rounded(own_fp8())
     return codes.complaint("q", values(q), judged)
 
@@ -305,6 +316,8 @@ def judge_norm(before: Arguments, result: Any, after: Arguments) -> str | None:
     if after.get("also_out") is not None:
         complaints.append(y.complaint("also_out", values(after["also_out"]), judged))
     complaints.append(is_given(parts[0], after.get("out"), "out"))
+    if after.get("scale_out") is not None:
+        complaints.append(is_given(parts[1], after["scale_out"], "scale_out"))
     if "out_format" in before:
         complaints.append(dynamic_complaint(y, judged, before, parts[0], parts[1]))
     elif len(parts) == 2:
@@ -325,8 +338,12 @@ def make_swiglu(rng: Rng, mx: bool) -> Arguments:
     given: Arguments = {"gate_up": rng.normal(rows, 2 * d, dtype=dtype, sigma=rng.pick((1.0, 6.0)))}
     if not mx:
         given["scale_tensor"] = torch.tensor([rng.pick((0.5, 3e-2, 0.0, 1.7))])
+        given["fp8_max"] = rng.maybe(0.2, lambda: rng.pick((1.0, 200.0, FP8_MAX[own_fp8()])))
     if rng.chance(0.4):
-        given |= {"alpha": 1.702, "beta": 1.0, "limit": rng.pick((7.0, None))}
+        given |= {
+            "alpha": rng.pick((1.702, 1.0, 0.5)), "beta": rng.pick((1.0, 0.0, -0.25)),
+            "limit": rng.pick((7.0, None, 0.5)),
+        }  # fmt: skip
     given["next_buffer"] = rng.maybe(0.3, lambda: torch.full((rows, rng.pick((1, 8, 57))), 7.0, dtype=torch.float16))
     given["out"] = rng.maybe(0.3, lambda: torch.zeros(rows, d).to(own_fp8()))
     if mx:
@@ -354,7 +371,10 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
     if after.get("next_buffer") is not None and after["next_buffer"].any():
         return "the next buffer is not zero"
     if "out_format" in before:
-        return first(is_given(result[0], after.get("out"), "out"), dynamic_complaint(y, judged, before, *result))
+        return first(
+            is_given(result[0], after.get("out"), "out"), is_given(result[1], after.get("scale_out"), "scale_out"),
+            dynamic_complaint(y, judged, before, *result),
+        )  # fmt: skip
     if isinstance(result, tuple):
         return first(
             is_given(result[0], after.get("out"), "out"), is_given(result[1], after.get("scale_out"), "scale_out"),
@@ -368,9 +388,18 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
 
 def make_dynamic(rng: Rng, given: Arguments) -> Arguments:
     """The arguments of a norm or SwiGLU with a scale that the launch chooses."""
-    given.pop("scale_tensor", None)
+    for name in ("scale_tensor", "fp8_max"):
+        given.pop(name, None)
     blocks = rng.chance(0.5)
-    return {**given, "out_format": "blocks" if blocks else "rows", "e8m0": blocks and rng.chance(0.5)}
+    e8m0_scales = blocks and rng.chance(0.5)
+    x = next(given[name] for name in ("x", "input", "gate_up") if name in given)
+    columns = x.shape[1] // (2 if "gate_up" in given else 1)
+    shape = (len(x), -(-columns // 128)) if blocks else (len(x),)
+    scales = torch.zeros(shape, dtype=torch.uint8 if e8m0_scales else torch.float32)
+    return {
+        **given, "out_format": "blocks" if blocks else "rows", "e8m0": e8m0_scales,
+        "scale_out": rng.maybe(0.3, lambda: scales),
+    }  # fmt: skip
 
 
 WRITES = ("out", "scale_out", "also_out", "next_buffer", "residual")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hipforge.ops.moe_align import SortedSlots
 from stress.case import Arguments, Op, Rng, first, integers, is_given
 from stress.floats import F32, FORMATS, Span, plain, same, values
 
@@ -19,10 +20,14 @@ def make_gating(rng: Rng) -> Arguments:
     kept = rng.integer(1, groups) if groups else None
     most = min(16, size * kept if kept else experts)
     logits = rng.normal(rng.pick((0, 1, 3, 9)), experts, dtype=rng.pick(REALS))
+    k, shared = rng.integer(1, most), rng.pick((0, 0, 1, 2))
+    shape = len(logits), k + shared
     return {
-        "logits": logits, "k": rng.integer(1, most), "scoring": rng.pick(("softmax", "sigmoid")),
+        "logits": logits, "k": k, "scoring": rng.pick(("softmax", "sigmoid")),
         "bias": rng.maybe(0.4, lambda: rng.finite(experts)), "renormalize": rng.chance(0.7), "groups": groups,
-        "topk_groups": kept, "scale": rng.pick((1.0, 2.5)), "shared_experts": rng.pick((0, 0, 1, 2)),
+        "topk_groups": kept, "scale": rng.pick((1.0, 2.5)), "shared_experts": shared,
+        "out": rng.maybe(0.3, lambda: torch.full(shape, 7.0)),
+        "ids_out": rng.maybe(0.3, lambda: torch.full(shape, 7, dtype=torch.int32)),
     }  # fmt: skip
 
 
@@ -90,10 +95,38 @@ def make_align(rng: Rng) -> Arguments:
     ids = rng.numbers.integers(-1, experts + 1, (rng.pick((0, 1, 4, 30)), rng.pick((1, 2, 5))))
     chosen = torch.from_numpy(ids.astype(rng.pick((np.int32, np.int64))))
     where = torch.from_numpy(rng.numbers.integers(-1, experts, experts).astype(rng.pick((np.int32, np.int64))))
+    block_m = rng.pick((1, 4, 16))
     return {
-        "topk_ids": chosen, "block_m": rng.pick((1, 4, 16)), "num_experts": experts,
+        "topk_ids": chosen, "block_m": block_m, "num_experts": experts,
         "expert_map": rng.maybe(0.4, lambda: where),
+        "out": rng.maybe(0.4, lambda: _slots(chosen.numel(), block_m, experts)),
     }  # fmt: skip
+
+
+def _slots(chosen: int, block_m: int, experts: int) -> SortedSlots:
+    """Memory for the worst case of so many slots."""
+    tiles = -(-(chosen + experts * (block_m - 1)) // block_m)
+    return SortedSlots(*(torch.full((size,), 7, dtype=torch.int32) for size in (tiles * block_m, tiles, 1)))
+
+
+def one_part_spoilt(rng: Rng, given: Arguments) -> Arguments:
+    """One of the three tensors to write into is freed, another's, of another size or of another dtype."""
+    parts = list(given["out"] or _slots(given["topk_ids"].numel(), given["block_m"], given["num_experts"]))
+    at = rng.integer(0, 2)
+    part = parts[at]
+    kind = rng.pick(("freed", "shared", "another's", "short", "dtype", "none"))
+    if kind == "freed":
+        part.untyped_storage().resize_(rng.pick((0, part.numel() * 2)))
+    elif kind == "shared" and given["topk_ids"].dtype == torch.int32 and given["topk_ids"].numel():
+        parts[at] = pool = torch.zeros(part.numel() + given["topk_ids"].numel(), dtype=torch.int32)
+        shape = given["topk_ids"].shape
+        given["topk_ids"] = pool[-given["topk_ids"].numel() :].view(shape).copy_(given["topk_ids"])
+        parts[at] = pool[: part.numel() + rng.pick((0, 1))][-part.numel() :]
+    elif kind == "another's":
+        parts[at] = parts[at - 1][: part.numel()]
+    else:
+        parts[at] = {"short": part[1:], "dtype": part.to(torch.int64)}.get(kind)
+    return {**given, "out": SortedSlots(*parts)}
 
 
 def judge_align(before: Arguments, result: Any, after: Arguments) -> str | None:
@@ -115,7 +148,9 @@ def judge_align(before: Arguments, result: Any, after: Arguments) -> str | None:
     sorted_ids, expert_ids, padded = (integers(part) for part in result)
     if padded.tolist() != [len(ids)]:
         return f"{padded.tolist()} entries in use instead of {len(ids)}"
+    given = (None,) * 3 if after.get("out") is None else after["out"]
     return first(
+        *(is_given(part, wanted, "out") for part, wanted in zip(result, given, strict=True)),
         same("sorted_ids", sorted_ids[: len(ids)], np.array(ids, dtype=np.int64)),
         same("expert_ids", expert_ids[: len(tiles)], np.array(tiles, dtype=np.int64)),
     )
@@ -186,6 +221,6 @@ def judge_combine(before: Arguments, result: Any, after: Arguments) -> str | Non
 
 OPS = (
     Op("topk_gating", make_gating, judge_gating, writes=("out", "ids_out")),
-    Op("moe_align_block_size", make_align, judge_align),
+    Op("moe_align_block_size", make_align, judge_align, writes=("out",), mistake=one_part_spoilt),
     Op("moe_combine", make_combine, judge_combine, writes=("out",)),
 )

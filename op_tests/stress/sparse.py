@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ def _lists(rng: Rng, batch: int, pages: int, page_size: int) -> dict[str, torch.
 def make_scores(rng: Rng) -> Arguments:
     batch, pages, page_size = rng.pick((1, 2, 3)), rng.integer(1, 9), rng.pick((16, 32, 48, 128))
     dtype, d = rng.pick((torch.bfloat16, torch.float16)), rng.pick((64, 128, 128, 96))
-    keys = rng.finite(batch * pages, page_size, d)
+    keys, block_size = rng.finite(batch * pages, page_size, d), rng.pick((16, 32, 64, 128))
+    q = rng.finite(batch, rng.pick((1, 1, 3, 16)), rng.pick((1, 2, 4)), d, dtype=dtype)
+    shape = (*q.shape[:3], -(-pages * page_size // block_size))
     return {
-        "q": rng.finite(batch, rng.pick((1, 1, 3, 16)), rng.pick((1, 2, 4)), d, dtype=dtype),
-        "index_cache": keys.to(rng.pick((dtype, own_fp8()))), **_lists(rng, batch, pages, page_size),
-        "block_size": rng.pick((16, 32, 64, 128)),
+        "q": rng.strided(q), "index_cache": rng.strided(keys.to(rng.pick((dtype, own_fp8())))),
+        **_lists(rng, batch, pages, page_size), "block_size": block_size,
+        "out": rng.maybe(0.3, lambda: torch.full(shape, 7.0)),
     }  # fmt: skip
 
 
@@ -37,10 +40,11 @@ def _seen(before: Arguments, tokens: int, held: int) -> Any:
 
 def judge_scores(before: Arguments, result: Any, after: Arguments) -> str | None:
     q, tables, size = values(before["q"]), integers(before["block_tables"]), int(before.get("block_size", 128))
-    cache = values(before["index_cache"], own_fp8() if before["index_cache"].dtype == torch.uint8 else None)
+    cache = before["index_cache"]
     held = tables.shape[1] * cache.shape[1]
     blocks = -(-held // size)
-    keys = cache[tables].reshape(len(q), held, -1)
+    listed = cache[torch.from_numpy(tables.clip(0, len(cache) - 1))]  # of 2^46 pages few are listed
+    keys = values(listed, own_fp8() if cache.dtype == torch.uint8 else None).reshape(len(q), held, -1)
     shape = (*q.shape[:3], blocks)
     wanted, room = np.full(shape, -np.inf), np.zeros(shape)
     seen = _seen(before, q.shape[1], held)
@@ -64,10 +68,19 @@ def make_choice(rng: Rng) -> Arguments:
     lists = _lists(rng, batch, rng.integer(1, 60), page_size)
     blocks = -(-lists["block_tables"].shape[1] * page_size // size)
     scores = rng.normal(batch, tokens, rng.pick((1, 4)), blocks)
-    topk = rng.integer(1, 16)
+    if rng.chance(0.2):
+        scores[..., rng.integer(0, blocks - 1)] = rng.pick((-math.inf, math.inf, math.nan))
+    topk, groups = rng.integer(1, 16), scores.shape[2]
+    outs = {
+        "ids_out": (batch, tokens, groups, topk), "tables_out": (batch * tokens, groups, topk * size // page_size),
+        "lengths_out": (batch * tokens, groups),
+    }  # fmt: skip
     return {
         "scores": scores.round() if rng.chance(0.5) else scores, **lists, "page_size": page_size, "topk": topk,
         "local_blocks": rng.integer(0, min(topk, 3)), "block_size": size,
+        **{
+            name: torch.full(shape, 7, dtype=torch.int32) if rng.chance(0.3) else None for name, shape in outs.items()
+        },
     }  # fmt: skip
 
 

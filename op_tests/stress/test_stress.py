@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from hipforge.ops import public_names
 from stress import calls, run
+from stress.case import Arguments, Op, Rng
 
 SEED = 20261122  # the same in every run of the suite; `make stress` draws one
 
@@ -16,6 +19,18 @@ LAYERS = {"MXFP8Linear", "MXFP8MoE"}  # of hipforge.nn, under casts
 
 def test_every_public_op_is_tried() -> None:
     assert {op.name for op in calls.OPS} == set(public_names()) - NO_CALLS | LAYERS
+
+
+def drawn(op: Op) -> list[Arguments]:
+    """Good arguments, as they are and spoilt in the way of this op."""
+    made = [op.make(Rng(SEED, number)) for number in range(100)]
+    return made if op.mistake is None else [*made, *(op.mistake(Rng(SEED), dict(given)) for given in made)]
+
+
+@pytest.mark.parametrize("op", calls.OPS, ids=lambda op: op.name)
+def test_every_parameter_of_an_op_is_drawn(op: Op) -> None:
+    given = {name for made in drawn(op) for name, value in made.items() if value is not None}
+    assert given == set(inspect.signature(calls.function_of(op)).parameters)
 
 
 @pytest.mark.parametrize("part", run.SIZES)
