@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import pytest
 os.environ.setdefault("HIPFORGE_EMULATOR_QUIET", "1")
 # Every kernel a test runs is checked for undefined values, missing waits and LDS races, not only for its extents.
 os.environ.setdefault("HIPFORGE_EMULATOR_CHECKS", "all")
+
+# Tests start hundreds of processes that import the package: without bytecode on disk each would compile it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Test processes side by side share the cores: torch would take all of them in each.
 _PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

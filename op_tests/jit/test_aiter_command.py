@@ -115,15 +115,27 @@ def run(*words: str) -> tuple[int, dict[str, object]]:
     return done.returncode, report
 
 
-def test_a_test_file_runs_unchanged_and_each_case_is_reported() -> None:
+@pytest.fixture(scope="module")
+def of_many_cases() -> tuple[int, dict[str, object]]:
+    """What one process said of all that need none of their own: it takes seconds to start."""
     before = (CHECKOUT / "op_tests/scale.py").read_text()
     words = ["test_scale(3)", "test_scale(2, wrong=5.0)", "test_scale(1, beyond=8)"]
     words += ["test_uncovered()", "test_aborts()", "test_unbuilt()"]
-    code, report = run("op_tests/scale.py", "--", *words)
+    words += ["test_backward()", "test_generator()", "table(1, 0, 2)"]
+    found = run("op_tests/scale.py", "--", *words)
     assert (CHECKOUT / "op_tests/scale.py").read_text() == before
+    return found
+
+
+def problems(report: dict[str, object]) -> dict[str, tuple[str, str]]:
+    return {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
+
+
+def test_a_test_file_runs_unchanged_and_each_case_is_reported(of_many_cases: tuple[int, dict[str, object]]) -> None:
+    code, report = of_many_cases
     assert code == 1 and report["end"] == ""
-    assert (report["cases"], report["passed"], report["failed"], report["not_built"]) == (6, 1, 4, 1)
-    details = {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
+    assert (report["cases"], report["passed"], report["failed"], report["not_built"]) == (11, 5, 5, 1)
+    details = problems(report)
     assert details["test_scale(2, wrong=5.0)"][1].endswith("of the elements differ")
     status, fault = details["test_scale(1, beyond=8)"]
     assert status == "fault" and "scale_rows.h:7" in fault and "x" in fault
@@ -133,19 +145,16 @@ def test_a_test_file_runs_unchanged_and_each_case_is_reported() -> None:
     assert status == "not built" and "AITER_ELSEWHERE" in reason
 
 
-def test_a_file_that_ends_its_process_is_reported_with_the_cases_before() -> None:
-    code, report = run("op_tests/scale.py", "--", "test_scale(3)", "ends()")
-    assert code == 1 and report["end"] == "the process ended with signal 6" and report["passed"] == 1
+def test_a_case_that_does_not_end_is_stopped_and_an_end_of_the_process_is_reported_with_the_cases_before() -> None:
+    words = ["test_endless()", "test_scale(1)", "ends()"]
+    code, report = run("--case-seconds", "0.5", "op_tests/scale.py", "--", *words)
+    assert code == 1 and report["end"] == "the process ended with signal 6"
+    assert (report["unfinished"], report["passed"]) == (1, 1)
 
 
 def test_a_file_that_calls_none_of_its_functions_is_one_case() -> None:
     _, report = run("op_tests/scale.py")
     assert (report["cases"], report["passed"], report["end"]) == (1, 1, "")
-
-
-def test_a_case_that_does_not_end_is_stopped() -> None:
-    _, report = run("--case-seconds", "0.5", "op_tests/scale.py", "--", "test_endless()", "test_scale(1)")
-    assert (report["unfinished"], report["passed"]) == (1, 1)
 
 
 def test_files_of_functions_run_under_pytest() -> None:
@@ -168,28 +177,31 @@ def test_a_sample_is_taken_of_the_cases_that_a_filter_leaves() -> None:
     assert (report["cases"], report["collected"], report["passed"], report["failed"]) == (2, 2, 1, 1)
 
 
-def test_what_a_backward_pass_makes_is_on_the_device_too() -> None:
-    _, report = run("op_tests/scale.py", "--", "test_backward()")
-    assert report["passed"] == 1, report["problems"]
+@pytest.mark.parametrize("case", ["test_backward()", "test_generator()"])
+def test_a_backward_pass_is_on_the_device_and_its_generator_has_seed_offset_and_state(
+    of_many_cases: tuple[int, dict[str, object]], case: str
+) -> None:
+    assert case not in problems(of_many_cases[1])
 
 
-def test_the_devices_generator_has_seed_offset_and_state() -> None:
-    _, report = run("op_tests/scale.py", "--", "test_generator()")
-    assert report["passed"] == 1, report["problems"]
+def test_measured_functions_are_cases_and_a_failed_one_does_not_end_their_table(
+    of_many_cases: tuple[int, dict[str, object]],
+) -> None:
+    found = problems(of_many_cases[1])
+    measured = {case: status for case, (status, _) in found.items() if case.startswith("measure")}
+    assert measured == {"measure(0)": "failed"}
 
 
-def test_measured_functions_are_cases_and_a_failed_one_does_not_end_their_table() -> None:
-    _, report = run("op_tests/scale.py", "--", "table(1, 0, 2)")
-    assert (report["passed"], report["failed"], report["end"]) == (2, 1, "")
-
-
-def test_the_reports_are_tables_too() -> None:
-    command = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "aiter", str(CHECKOUT), "test"]
-    words = ["--markdown", "op_tests/scale.py", "--", "test_scale(3)", "test_uncovered()"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, env={**os.environ}, check=False)
+def test_the_reports_are_tables_too(
+    of_many_cases: tuple[int, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aiter, "_run", lambda *_: of_many_cases[1])
+    done = CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "test", "--markdown", "op_tests/scale.py"])
+    assert done.exit_code == 1
     head, _, row = done.stdout.splitlines()
     assert head.startswith("| file | arguments | cases ")
-    assert row.startswith("| `op_tests/scale.py` | `'test_scale(3)' 'test_uncovered()'` | 2 | 1 | 1 failed: NotImpl")
+    assert row.startswith("| `op_tests/scale.py` | `'test_scale(3)' 'test_scale(2, wrong=5.0)'")
+    assert " | 11 | 5 | 4 failed: 100.0% of the elements differ; 1 fault: " in row and "; 1 not built: " in row
     built = [("module_a gfx950", "built", 3.2, "None"), ("module_a gfx942", "failed", 1.0, "a\nb.h:1: error: x | y\nz")]
     assert aiter.build_table(built).splitlines()[-1] == "| `module_a` | 3 s | failed: b.h:1: error: x \\| y |"
 

@@ -356,18 +356,18 @@ def test_what_is_no_configuration_is_refused():
 
 
 def test_an_mlp_learns_as_well_as_in_bf16():
-    """100 steps on a fixed regression: the FP8 loss ends within 2 % of the bf16 one."""
+    """20 steps on a fixed regression: the FP8 loss ends within 2 % of the bf16 one."""
 
     def train(convert):
         torch.manual_seed(0)
         teacher = nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128))
-        x = torch.randn(2048, 128)
-        target = teacher(x).detach() + 0.3 * torch.randn(2048, 128)
+        x = torch.randn(1024, 128)
+        target = teacher(x).detach() + 0.3 * torch.randn(1024, 128)
         model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
         if convert:
             fp8.convert_to_float8_training(model)
-        optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for _ in range(100):
+        optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+        for _ in range(20):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = (model(x).float() - target).square().mean()
             optimiser.zero_grad()
@@ -376,7 +376,7 @@ def test_an_mlp_learns_as_well_as_in_bf16():
         return loss.item()
 
     bf16, float8 = train(False), train(True)
-    assert bf16 < 0.1  # it learns: the untrained loss is above 0.3
+    assert bf16 < 0.1  # it learns: the untrained loss is above 0.2
     assert abs(float8 - bf16) <= 0.02 * bf16, (float8, bf16)
 
 

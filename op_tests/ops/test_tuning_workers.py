@@ -45,17 +45,20 @@ def die_always(asked: Task) -> Done:
 
 
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
-    results = dict(pool.processes([task(n, tmp_path) for n in range(5)], 2, die_once))
-    assert {number: done.row["number"] for number, done in results.items()} == {n: n for n in range(5)}
+    results = dict(pool.processes([task(n, tmp_path) for n in range(4)], 2, die_once))
+    assert {number: done.row["number"] for number, done in results.items()} == {n: n for n in range(4)}
     assert len(list(tmp_path.glob("2.*"))) == 2  # it was run again, by another process
 
 
-def test_a_task_that_kills_every_worker_is_given_up_and_the_others_are_kept(tmp_path: Path) -> None:
-    # As many workers as tasks: the one that dies takes the others with it before they end, until each runs alone.
-    results = dict(pool.processes([task(n, tmp_path) for n in range(3)], 3, die_always))
-    assert sorted(results) == [0, 1, 2]
-    assert results[1].row is None and "workers died" in results[1].error
-    assert results[0].row and results[2].row
+def test_a_task_that_kills_every_worker_is_given_up_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MOST_DEATHS", 1)  # each death costs fresh workers, which import torch
+    # As many workers as tasks: the one that dies takes the other with it before it ends, until each runs alone.
+    results = dict(pool.processes([task(n, tmp_path) for n in (1, 2)], 2, die_always))
+    assert sorted(results) == [0, 1]
+    assert results[0].row is None and "workers died 2 times in a row" in results[0].error
+    assert results[1].row
 
 
 def test_workers_write_the_rows_that_one_process_writes_and_resume(tmp_path: Path) -> None:

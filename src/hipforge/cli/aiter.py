@@ -133,8 +133,6 @@ def _run(
     include: tuple[Path, ...], apart: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Run one test file in a process and return what became of its cases, also if the process died."""
-    from hipforge.aiter_compat import runner
-
     environment = {**os.environ, "HIPFORGE_DEVICE": "emulator", "PYTHONUNBUFFERED": "1"}
     if checks == "all":
         environment["HIPFORGE_EMULATOR_CHECKS"] = "all"
@@ -143,7 +141,7 @@ def _run(
         report = Path(folder) / "report.json"
         folders = os.pathsep.join(os.fspath(each.resolve()) for each in include)
         settings = [os.fspath(checkout), folder, os.fspath(report), str(seconds), str(sample), folders]
-        command_line = [sys.executable, "-m", runner.__name__, *settings, os.fspath(path), *arguments]
+        command_line = [sys.executable, "-m", "hipforge.aiter_compat.runner", *settings, os.fspath(path), *arguments]
         # Python looks for modules in its working directory first, where a csrc of somebody else's may be.
         # What a file prints must not stand between the lines of a report.
         done = subprocess.run(command_line, env=environment, cwd=folder, stdout=2 if apart else None, check=False)
