@@ -253,13 +253,15 @@ def test_op_families_are_found_without_an_import_of_their_own():
     assert words[:2] == ["32", "hipforge.ops.moe"] and "fp8_quant" in words
 
 
-def test_explain_knows_every_op_by_its_name_alone():
+def test_explain_knows_every_op_by_its_name_alone_and_an_op_brings_no_sympy():
     code = """
+import sys
 import torch, hipforge
 q = torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
-print(hipforge.explain("mxfp8_gemv", *q, *q, torch.float16).path)
+hipforge.rms_norm, hipforge.rope_and_cache, hipforge.decode_attention_fp8
+print(hipforge.explain("mxfp8_gemv", *q, *q, torch.float16).path, "sympy" in sys.modules)
 """
-    assert run(code).split() == ["none"]
+    assert run(code).split() == ["none", "False"]
 
 
 def test_the_page_of_settings_lists_every_one_with_its_default():

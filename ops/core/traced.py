@@ -15,7 +15,6 @@ from operator import index
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from hipforge.errors import GuardError
 from hipforge.jit.call import torch_library
@@ -154,6 +153,9 @@ def is_symbolic(value: Any) -> bool:
     """Return whether torch traces a float as a symbol; of a constant it knows the sign. No guard is added."""
     if not isinstance(value, float):
         return False
+    # It brings sympy, a quarter of the time that torch itself takes to import; where torch traces it is there already.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     known = statically_known_true(value > 0) or statically_known_true(value < 0) or statically_known_true(value == 0)
     return not known
 
