@@ -36,6 +36,7 @@ MAX_TILE = 64  # of BLOCK_M and BLOCK_N; larger tiles keep too much in registers
 MAX_WAVES = 4
 ANY_PAGE_SIZE = 0
 INT4_BLOCK_N = 32  # keys of the int4 kernel's blocks
+GATHERED_BLOCK_N = 32
 GATHERED_ARCHS = ("gfx950", "gfx942")
 GATHERED_DIMS = range(16, 513, 8)
 GATHERED_RULE = f"a multiple of {GATHERED_DIMS.step} from {GATHERED_DIMS[0]} to {GATHERED_DIMS[-1]}"
@@ -307,14 +308,16 @@ GATHERED = Kernel(
     launch=lambda *given: decode_attention_gathered_out(*given[:-2], 0, *given[-2:]),
     candidates=lambda cell, arch: (),
     refusal=_gathered_refusal,
-    default=lambda problem, arch, cu_count: _default(problem, waves=_gathered_waves(problem.d)),
+    default=lambda problem, arch, cu_count: _gathered_default(problem),
 )
 
 
-def _gathered_waves(d: int) -> int:
-    """Return as many waves as fit: those of a range wait for memory, and others meanwhile have theirs."""
-    parts = math.ceil(d / PART_COLUMNS)
-    return parts * (MAX_WAVES // parts)
+def _gathered_default(problem: Any) -> Iterator[Timed]:
+    """Yield the heuristic's splits with as many ranges as have a block of keys each: waves wait for memory by turns."""
+    parts, (_, given) = math.ceil(problem.d / PART_COLUMNS), next(_default(problem))
+    blocks = math.ceil(problem.max_keys / GATHERED_BLOCK_N)
+    able = [ranges for ranges in (4, 2) if parts * ranges <= MAX_WAVES and ranges * given["split_k"] <= blocks]
+    yield 0.0, {"waves": parts * max(able, default=1), **given}
 
 
 def empty_output(q: torch.Tensor, quantised: bool) -> torch.Tensor:

@@ -100,9 +100,10 @@ class GatheredWave {
 
   /// `scores`: of the first part of the wave's range.
   __device__ GatheredWave(const Problem& problem, uint32_t row0, const Work<kBlockN>& work, const PartOf<Half>& of,
-                          const GatheredPlace& place, uint8_t* shared, GatheredSlot* slot, GatheredScores* scores)
-      : p(problem), work(work), row0(row0), d(of.d), place(place), slot(slot), scores_of(scores),
-        columns(problem, work.head, of, shared, place.range == 0) {
+                          const typename Part::Queries& queries, float k_scale, const GatheredPlace& place, uint8_t* shared,
+                          GatheredSlot* slot, GatheredScores* scores)
+      : p(problem), work(work), row0(row0), d(of.d), place(place), slot(slot), scores_of(scores), first_page(page_of_first()),
+        columns(problem, work.head, of, queries, k_scale, shared, place.range == 0) {
     k_data = reinterpret_cast<uint64_t>(p.k.data) + work.head * p.k.head_stride;
     v_data = reinterpret_cast<uint64_t>(p.v.data) + work.head * p.v.head_stride;
   }
@@ -112,8 +113,7 @@ class GatheredWave {
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
     // Waves that share a range meet at a barrier in every block, so they and the other ranges' run equally often.
     const uint32_t stop = place.parts > 1 ? begin + work.trips * kBlockN : whole;
-    uint32_t page = 0;
-    if (begin < whole) page = page_of(key_of<kTiles>(begin, whole));
+    uint32_t page = first_page;
     for (uint32_t first = begin; first < stop; first += kBlockN) {
       if (first >= whole) {
         __syncthreads();
@@ -185,6 +185,11 @@ class GatheredWave {
     if (p.max_pages == 0) return work.list;
     const int32_t* table = p.block_tables + uint64_t{work.list} * p.max_pages;
     return static_cast<uint32_t>(table[p.page_size.quotient(key)]);
+  }
+
+  // For the first block, asked for before q is converted.
+  __device__ uint32_t page_of_first() const {
+    return work.whole_begin < work.whole_end ? page_of(key_of<kTiles>(work.whole_begin, work.whole_end)) : 0;
   }
 
   // As RowWave's; `key` and `page` are the lane's, `keys` and `left` as hide takes them.
@@ -305,6 +310,7 @@ class GatheredWave {
   GatheredSlot* const slot;
   GatheredScores* const scores_of;
   uint32_t turn = 0;
+  const uint32_t first_page;
   Part columns;
   uint64_t k_data, v_data;  // of the KV head
 };
@@ -324,13 +330,21 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, sizeof(typename Part::V
   const uint32_t index = dev::uniform(threadIdx.x / dev::kWaveSize), ranges = problem.ranges;
   const uint32_t range = parts == 1 ? index : parts == 2 ? index / 2 : 0;  // four waves at most
   const GatheredPlace place = {parts, index - range * parts, range};
+  // All of these are under way at once.
   const int32_t length = dev::load_constant(seqlens + tile.list(first));
+  float k_factor = 1.f, v_factor = 1.f;
+  if constexpr (Part::kScaled) k_factor = load_constant(k_scale + (per_head & kOwnScale ? tile.head : 0));
   const PartOf<Half> of = {static_cast<const Half*>(q) + tile.first_element(first, d), d, place.part * kPartColumns,
                            groups};
+  const typename Part::Queries queries(of);
   const Work<kGatheredBlockN> work(problem, tile.list(first), tile.head, length, blockIdx.z, range);
   auto* const slots = reinterpret_cast<GatheredSlot*>(lds + parts * Part::kSharedBytes);
   auto* const scores = reinterpret_cast<GatheredScores*>(slots + parts * ranges);
-  AnyWave wave(problem, tile.row0, work, of, place, lds + place.part * Part::kSharedBytes, slots + index, scores + range * parts);
+  // For the scalar cache, which has it when it is used.
+  if constexpr (Part::kScaled) v_factor = load_constant(problem.v.scale + problem.v.scale_stride * tile.head);
+  AnyWave wave(problem, tile.row0, work, of, queries, k_factor, place, lds + place.part * Part::kSharedBytes, slots + index,
+               scores + range * parts);
+  dev::wave_values_loaded_here(v_factor);
   if (Part::kSharedBytes > 0 && ranges > 1) __syncthreads();  // what waves with the same columns share is written
   wave.run();
   float total, shifted;

@@ -50,7 +50,7 @@ class Fp8Part {
 
  public:
   using Weight = dev::bf16;
-  static constexpr bool kWords = kRowScales;
+  static constexpr bool kWords = kRowScales, kScaled = !kRowScales;
   static constexpr float kBias = 0.f;
   static constexpr uint32_t kSharedBytes = Query<Half, kChunks>::kLdsBytes;  // of the waves that have the same columns
   struct Key {
@@ -58,14 +58,34 @@ class Fp8Part {
   };
   using Value = typename Products::Bytes;
 
+  /// The lane's part of its row of q, on its way. Of 16 columns that end with D after 8, the lane takes the 16 that end there; q has
+  /// zeros for the first half of them.
+  struct Queries {
+    typename Query<Half, kChunks>::Pieces pieces;
+    uint32_t k_at[kChunks];  // of K, in bytes
+
+    __device__ explicit Queries(const PartOf<Half>& of) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const uint32_t column = of.first + 64 * c + 16 * (dev::lane_index() / kTileN);
+        const bool whole = column + 16 <= of.d, half = column + 8 == of.d;
+        k_at[c] = whole ? column : half ? of.d - 16 : 0;
+        pieces.of[c][0] = of.eight(column, whole);
+        pieces.of[c][1] = of.eight(k_at[c] + 8, whole || half);
+      }
+    }
+  };
+
   /// `shared`: kSharedBytes of LDS, which one of the waves writes.
-  __device__ Fp8Part(const Problem& problem, uint32_t head, const PartOf<Half>& of, uint8_t* shared, bool writes)
+  __device__ Fp8Part(const Problem& problem, uint32_t head, const PartOf<Half>& of, const Queries& queries, float k_scale,
+                     uint8_t* shared, bool writes)
       : p(problem), head(head), finer(reinterpret_cast<dev::u32x4*>(shared)),
-        query(pieces_of(of, k_at), reinterpret_cast<dev::u32x4*>(shared), dev::lane_index(), writes) {
+        query(queries.pieces, reinterpret_cast<dev::u32x4*>(shared), dev::lane_index(), writes) {
     const uint32_t column = of.first + kLaneColumns * (dev::lane_index() % kTileN);
     v_at = column < of.d ? column : 0;
-    const float scale = kRowScales ? p.factor : p.factor * load_constant(p.k.scale + p.k.scale_stride * head);
-    factor = __builtin_ldexpf(scale, -query.exponent);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) k_at[c] = queries.k_at[c];
+    factor = __builtin_ldexpf(kRowScales ? p.factor : p.factor * k_scale, -query.exponent);
     q_sum = query.sum * p.factor;
   }
 
@@ -114,20 +134,6 @@ class Fp8Part {
   float q_sum;  // of the part's columns, scaled as scores are
 
  private:
-  // Of 16 columns that end with D after 8, the lane takes the 16 that end there; q has zeros for the first half of them.
-  __device__ static typename Query<Half, kChunks>::Pieces pieces_of(const PartOf<Half>& of, uint32_t (&k_at)[kChunks]) {
-    typename Query<Half, kChunks>::Pieces pieces;
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const uint32_t column = of.first + 64 * c + 16 * (dev::lane_index() / kTileN);
-      const bool whole = column + 16 <= of.d, half = column + 8 == of.d;
-      k_at[c] = whole ? column : half ? of.d - 16 : 0;
-      pieces.of[c][0] = of.eight(column, whole);
-      pieces.of[c][1] = of.eight(k_at[c] + 8, whole || half);
-    }
-    return pieces;
-  }
-
   const Problem& p;
   const uint32_t head;
   const dev::u32x4* const finer;
@@ -144,7 +150,7 @@ class HalfPart {
 
  public:
   using Weight = Half;
-  static constexpr bool kWords = false;
+  static constexpr bool kWords = false, kScaled = true;
   static constexpr float kBias = __is_same(Half, _Float16) ? 15.f : 0.f;  // see half_kernel.h
   static constexpr uint32_t kSharedBytes = 0;
   struct Key {
@@ -152,15 +158,27 @@ class HalfPart {
   };
   using Value = dev::u32x4;
 
-  __device__ HalfPart(const Problem& problem, uint32_t head, const PartOf<Half>& of, uint8_t*, bool) : p(problem), head(head) {
+  struct Queries {
+    Vector<Half, 8> of[kChunks];
+
+    __device__ explicit Queries(const PartOf<Half>& from) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        const uint32_t column = from.first + 32 * c + kLaneColumns * (dev::lane_index() / kTileN);
+        of[c] = from.eight(column, column < from.d);
+      }
+    }
+  };
+
+  __device__ HalfPart(const Problem& problem, uint32_t head, const PartOf<Half>& of, const Queries& queries, float k_scale, uint8_t*,
+                      bool)
+      : p(problem), head(head), query(queries) {
     const uint32_t lane = dev::lane_index();
     left = static_cast<int32_t>(of.d - of.first - kLaneColumns * (lane / kTileN));
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) query[c] = of.eight(of.d - left + 32 * c, has(c));
     k_at = 2 * (of.d - left);
     const uint32_t column = of.first + kLaneColumns * (lane % kTileN);
     v_at = column < of.d ? 2 * column : 0;
-    factor = p.factor * load_constant(p.k.scale + p.k.scale_stride * head);
+    factor = p.factor * k_scale;
   }
 
   __device__ float scaled(float inverse) const {
@@ -185,7 +203,7 @@ class HalfPart {
       for (int c = 0; c < kChunks; ++c) {
         // Where the row's first columns stand in for none, infinity by a zero of q would be NaN.
         const dev::u32x4 own = has(c) ? keys[t].chunks[c] : dev::u32x4{};
-        scores[t] = product_k32(__builtin_bit_cast(Eight, own), query[c], scores[t]);
+        scores[t] = product_k32(__builtin_bit_cast(Eight, own), query.of[c], scores[t]);
       }
       scores[t] *= factor;
     }
@@ -210,7 +228,7 @@ class HalfPart {
 
   const Problem& p;
   const uint32_t head;
-  Vector<Half, 8> query[kChunks];
+  const Queries query;
   int32_t left;         // columns from the lane's first one on to the end of D
   uint32_t k_at, v_at;  // of the lane in a row, in bytes
   float factor;
@@ -223,7 +241,7 @@ class Int4Part {
 
  public:
   using Weight = dev::bf16;
-  static constexpr bool kWords = false;
+  static constexpr bool kWords = false, kScaled = false;
   static constexpr float kBias = 0.f;
   static constexpr uint32_t kSharedBytes = 0;
   struct Key {
@@ -231,14 +249,13 @@ class Int4Part {
   };
   using Value = dev::u32x2;  // the word, and that of its scale
 
-  __device__ Int4Part(const Problem& problem, uint32_t, const PartOf<Half>& of, uint8_t*, bool) : p(problem) {
+  using Queries = typename HalfPart<Half>::Queries;
+
+  __device__ Int4Part(const Problem& problem, uint32_t, const PartOf<Half>& of, const Queries& queries, float, uint8_t*, bool)
+      : p(problem), query(queries) {
     const uint32_t lane = dev::lane_index();
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const uint32_t column = of.first + 32 * c + kLaneColumns * (lane / kTileN);
-      query[c] = of.eight(column, column < of.d);
-      k_at[c] = place_of(of, column);
-    }
+    for (int c = 0; c < kChunks; ++c) k_at[c] = place_of(of, of.first + 32 * c + kLaneColumns * (lane / kTileN));
     left = static_cast<int32_t>(of.d - of.first - kLaneColumns * (lane / kTileN));
     v_at = place_of(of, of.first + kLaneColumns * (lane % kTileN));
   }
@@ -268,7 +285,7 @@ class Int4Part {
         const ScaleShift of(32 * c < left ? keys[t].scales[c] : 0);  // 0 for what stands in for columns past D
         const Vector<Half, 4> low = nearest<Half>(of.template elements<0>(keys[t].words[c]));
         const Vector<Half, 4> high = nearest<Half>(of.template elements<1>(keys[t].words[c]));
-        scores[t] = product_k32(__builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7), query[c], scores[t]);
+        scores[t] = product_k32(__builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7), query.of[c], scores[t]);
         stay_in_order();
       }
       scores[t] *= p.factor;
@@ -314,7 +331,7 @@ class Int4Part {
   }
 
   const Problem& p;
-  Vector<Half, 8> query[kChunks];
+  const Queries query;
   int32_t left;  // columns from the lane's first one of K on to the end of D
   Place k_at[kChunks], v_at;
 };
