@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -20,6 +21,14 @@ def read(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return file.read()
+
+
+def is_a(kind: Callable[[Path], bool], path: Path) -> bool:
+    """Return whether a path is of a kind, as ``Path.is_file`` says; one too long for a file's name is not."""
+    try:
+        return kind(path)
+    except OSError:
+        return False
 
 
 def write(path: Path, text: str, *, durably: bool = False) -> None:

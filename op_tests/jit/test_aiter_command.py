@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,44 @@ def test_a_source_made_of_composable_kernels_templates_needs_it(tmp_path: Path) 
     (folder / "one.cu").write_text("")
     (again,) = checkout.modules(tmp_path / "copy")
     assert again.state == "needs Composable Kernel" and again.reason.endswith("is made of its templates")
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"flags_extra_hip": ["-DX='"]}, "flags_extra_hip: .* is not what .* No closing quotation"),
+        ({"flags_extra_hip_per_source": {"a.cu": 1}}, "flags_extra_hip_per_source: {'a.cu': 1} is not what"),
+        ({"blob_gen_cmd": ["\ud800"]}, "blob_gen_cmd: .* is not what aiter's JSON has there"),
+        ({"extra_include": ["f'{" + "-" * 5000 + "1}'"]}, "extra_include: .* is not what aiter's JSON has there"),
+        ({"extra_include": ["/" + "x" * 300]}, "File name too long"),
+        ({"srcs": ["/" + "x" * 300 + ".cu"]}, "File name too long"),
+    ],
+)
+def test_an_entry_that_is_damaged_is_refused_and_the_others_are_judged(
+    tmp_path: Path, entry: dict[str, object], reason: str
+) -> None:
+    found = source_of(tmp_path, "", **entry)
+    assert found.state == "refused" and re.search(reason, found.reason)
+
+
+def test_what_is_no_entry_is_refused_and_a_document_that_is_too_deep_named(tmp_path: Path) -> None:
+    copy = shutil.copytree(CHECKOUT, tmp_path / "copy")
+    file = copy / "aiter/jit/optCompilerConfig.json"
+    file.write_text('{"module_none": null}')
+    (found,) = checkout.modules(copy)
+    assert found.state == "refused" and found.reason.endswith("expected an object of build arguments; got NoneType")
+    file.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        checkout.modules(copy)
+
+
+def test_headers_may_be_nested_as_deep_as_they_are_and_names_too_long_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "headers").mkdir()
+    for number in range(1500):
+        (tmp_path / f"headers/h{number}.h").write_text(f'#include "h{number + 1}.h"\n')
+    (tmp_path / "headers/h1500.h").write_text('#include "ck_tile/core.hpp"\n')
+    text = f'#include "{"x" * 300}.h"\n#include "{tmp_path}/headers/h0.h"\n'
+    assert source_of(tmp_path, text).reason == "h1500.h includes ck_tile/core.hpp, which is not there"
 
 
 def test_a_folder_that_is_no_checkout_says_what_is_missing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import struct
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from helpers.json_mutants import mutant
 
 from hipforge import settings, weights
+from hipforge.aiter_compat import checkout as aiter_checkout
 from hipforge.errors import HipforgeError
 from hipforge.jit import hip_module, maintenance, obtain, registry, toolchain, why
 from hipforge.jit.cache import cache_dir, prebuilt, store
@@ -67,6 +69,7 @@ def registries(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[
     return ended, wrong
 
 
+CHECKOUT = Path(__file__).resolve().parents[1] / "helpers" / "aiter_checkout"
 _Tensors = dict[str, tuple[str, tuple[int, ...]]]
 LAYOUTS: tuple[tuple[_Tensors, dict[str, Any]], ...] = (  # as published: key -> (dtype, shape), and the configuration
     ({"a.weight": ("F8_E4M3", (32, 64)), "a.weight_scale": ("U8", (32, 2)), "a.bias": ("F32", (32,))},
@@ -148,6 +151,29 @@ def checkpoints(seed: int, count: int, folder: Path) -> tuple[Counter[str], list
             ended["raw exception"] += 1
             raw = texts.get(damaged, header)
             wrong.append(f"seed {seed}, checkpoint {number}: {type(error).__name__}: {error}: {damaged} {raw[:1500]!r}")
+    return ended, wrong
+
+
+def checkouts(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]:
+    """Judge the modules of ``count`` checkouts of aiter whose module JSON is damaged."""
+    choose = random.Random(seed)
+    copy = shutil.copytree(CHECKOUT, folder / "checkout")
+    file = copy / "aiter/jit/optCompilerConfig.json"
+    whole = json.loads(file.read_text())
+    ended: Counter[str] = Counter()
+    wrong: list[str] = []
+    known = set(registry._registered)
+    for number in range(count):
+        file.write_bytes(raw := _text(choose, whole))
+        try:
+            ended.update(found.state for found in aiter_checkout.modules(copy))
+        except HipforgeError:
+            ended["refused whole"] += 1
+        except Exception as error:
+            ended["raw exception"] += 1
+            wrong.append(f"seed {seed}, checkout {number}: {type(error).__name__}: {error}: {raw[:1500]!r}")
+        for name in set(registry._registered) - known:
+            registry._registered.pop(name)
     return ended, wrong
 
 

@@ -1,7 +1,7 @@
 """The long trial, ``make stress``, and parts of it: ``python op_tests/stress/run.py [part ...] [--seed N] [--small]``.
 
-Parts: kills, races, calls, tables, writers, registries, manifests, checkpoints, objects. ``--case N`` makes one call of
-the fuzzer again and shows it. Ends with status 1 where anything was found.
+Parts: kills, races, calls, tables, writers, registries, manifests, checkpoints, checkouts, objects. ``--case N`` makes
+one call of the fuzzer again and shows it. Ends with status 1 where anything was found.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SIZES = {
     "registries": (3_000, 150),
     "manifests": (3_000, 60),
     "checkpoints": (10_000, 600),
+    "checkouts": (3_000, 100),
     "objects": (3_500, 100),
 }
 SHARES = {"gfx950": 0.4, "gfx942": 0.2, "torch": 0.4}  # of the calls
@@ -75,6 +76,7 @@ def trial_of(part: str) -> Callable[[int, int, Path], Found]:
         "registries": documents.registries,
         "manifests": documents.manifests,
         "checkpoints": documents.checkpoints,
+        "checkouts": documents.checkouts,
         "objects": objects.run,
     }
     return parts[part]

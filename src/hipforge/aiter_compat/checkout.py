@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from hipforge.aiter_compat import config
 from hipforge.errors import ConfigError
 from hipforge.jit import hip_module, registry
 from hipforge.jit.backends.amd import compilers
+from hipforge.jit.cache.files import is_a
 from hipforge.jit.registry import ModuleEntry
 from hipforge.jit.roots import package_dir
 
@@ -74,6 +76,8 @@ def _judge_refused(
 ) -> Module:
     """Return what a module needs of which an entry cannot be taken: Composable Kernel or torch, else it is refused."""
     root = path.parents[2]
+    if not isinstance(values, Mapping):
+        return Module(name, REFUSED, reason)
     if "{CK_DIR}" in json.dumps([values.get(key) for key in ("srcs", "blob_gen_cmd")]):
         return Module(name, REFUSED if files.has_kernels else KERNELS, reason)
     try:
@@ -107,9 +111,9 @@ def system_folders() -> list[Path]:
 def _judge(entry: ModuleEntry, root: Path, files: _Files) -> Module:
     kernels = str(config.composable_kernel(root.resolve()))
     for text in (*entry.srcs, *(word for command in entry.blob_gen_cmd for word in command)):
-        if text.startswith(kernels) and not Path(text).exists():
+        if text.startswith(kernels) and not is_a(Path.exists, Path(text)):
             return Module(entry.name, KERNELS, f"there is no {text}")
-        if re.match(r"/[^:*]*\.[^:*/]*$", text) and not Path(text).exists():
+        if re.match(r"/[^:*]*\.[^:*/]*$", text) and not is_a(Path.exists, Path(text)):
             return Module(entry.name, REFUSED, f"there is no {text}")
     for text in entry.srcs:  # kernels of Composable Kernel's that a generator writes
         if not files.has_kernels and _OF_KERNELS.search(text):
@@ -121,7 +125,9 @@ def _judge(entry: ModuleEntry, root: Path, files: _Files) -> Module:
     for source in entry.srcs:
         for header, where in _includes(Path(source), folders, seen, files):
             state = next((state for start, state in _HEADERS.items() if header.startswith(start)), None)
-            if state is not None and not any((folder / header).is_file() for folder in (*folders, *system)):
+            if state is not None and not any(
+                is_a(Path.is_file, folder / header) for folder in (*folders, *system)
+            ):
                 return Module(entry.name, state, f"{where.name} includes {header}, which is not there")
             if header in _WITH_THRUST and not any((folder / _THRUST).is_file() for folder in (*folders, *system)):
                 return Module(entry.name, TORCH, f"{where.name} includes {header}, which as HIP includes {_THRUST}")
@@ -154,7 +160,7 @@ class _Files:
     def get(self, path: Path) -> _File | None:
         """Return a file, or None if there is none."""
         if path not in self.known:
-            self.known[path] = self._read(path) if path.is_file() else None
+            self.known[path] = self._read(path) if is_a(Path.is_file, path) else None
         return self.known[path]
 
     def _read(self, path: Path) -> _File:
@@ -196,16 +202,19 @@ def _includes(
     path: Path, folders: Sequence[Path], seen: dict[Path, _File], files: _Files
 ) -> Iterator[tuple[str, Path]]:
     """Yield what a source and its headers include, and where; branches for the other ENABLE_CK are left out."""
-    file = None if path in seen else files.get(path)
-    if file is None:
-        return
-    seen[path] = file
-    for header in file.includes:
-        yield header, path
-        for folder in (path.parent, *folders):
-            if files.get(folder / header) is not None:
-                yield from _includes(folder / header, folders, seen, files)
-                break
+    waiting = [path]
+    while waiting:
+        path = waiting.pop()
+        file = None if path in seen else files.get(path)
+        if file is None:
+            continue
+        seen[path] = file
+        found: list[Path] = []
+        for header in file.includes:
+            yield header, path
+            places = (folder / header for folder in (path.parent, *folders))
+            found += itertools.islice((place for place in places if files.get(place) is not None), 1)
+        waiting += reversed(found)
 
 
 def _branch(skipping: list[bool | None], word: str, condition: str, *, has_kernels: bool) -> None:

@@ -29,6 +29,7 @@ _REFUSED = {
     "hip_clang_path": "the compiler is chosen for all modules: HIPFORGE_HIPCC names it",
 }
 _HIP_SOURCES = (".cu", ".hip", ".cpp", ".cc", ".cxx", ".c")
+_SHOWN = 120  # characters of a value in a message
 _ABORT = "${CSRC}/aiter/abort.cpp"
 # Header library -> its header that sources include; ${CSRC}/aiter/stand_ins has a folder of own headers for each.
 _STAND_INS = {"rocprim": "rocprim/rocprim.hpp", "hipcub": "hipcub/hipcub.hpp", "hiprand": "hiprand/hiprand_kernel.h"}
@@ -93,7 +94,7 @@ def register(
     path = Path(path).resolve()
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: expected an object of modules; got {type(found).__name__}")
@@ -121,6 +122,8 @@ def register(
             refused.pop(name, None)
         except ConfigError as error:
             reasons[name] = str(error)
+        except OSError as error:  # a name that no file can have
+            reasons[name] = f"{name}: {error}"
     if named is not None and reasons:
         raise ConfigError(next(iter(reasons.values())))
     if reasons:
@@ -139,7 +142,10 @@ def sources_of(path: Path, name: str, include: Iterable[str | Path] = ()) -> reg
     values = json.loads(path.read_text())[name]
     kept = {key: values[key] for key in ("srcs", "extra_include", "torch_exclude") if key in values}
     entry = _convert(name, kept, _places(root))
-    _as_aiter_builds(entry, root, [os.fspath(Path(folder).resolve()) for folder in include])
+    try:
+        _as_aiter_builds(entry, root, [os.fspath(Path(folder).resolve()) for folder in include])
+    except OSError as error:
+        raise ConfigError(f"{name}: {error}") from None
     folders = tuple(entry["extra_include"])
     exclude = entry.get("torch_exclude", False)
     return registry.ModuleEntry(name, tuple(entry["srcs"]), path, extra_include=folders, torch_exclude=exclude)
@@ -246,11 +252,20 @@ def convert_json(values: Mapping[str, Any], places: Mapping[str, str | Path]) ->
 
 
 def _convert(module: str, entry: Mapping[str, Any], places: Mapping[str, str | Path]) -> dict[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{module}: expected an object of build arguments; got {type(entry).__name__}")
     made: dict[str, Any] = {"ffi": "pybind11"}
     for key, raw in entry.items():
         if key in _IGNORED:
             continue
-        value = _value(module, key, raw, places)
+        try:
+            value = _value(module, key, raw, places)
+            plain = plain_value(key, value)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError, AttributeError, OSError, RecursionError, MemoryError) as error:
+            shown = repr(raw)[:_SHOWN]
+            raise ConfigError(f"{module}: {key}: {shown} is not what aiter's JSON has there: {error}") from None
         if key in _REFUSED:
             if value:
                 raise ConfigError(f"{module}: {key}: {_REFUSED[key]}")
@@ -258,7 +273,6 @@ def _convert(module: str, entry: Mapping[str, Any], places: Mapping[str, str | P
         if key not in BUILD_ARGUMENTS:
             known = ", ".join((*BUILD_ARGUMENTS, *sorted(_IGNORED)))
             raise ConfigError(f"{module}: unknown key {key!r}; known: {known}")
-        plain = plain_value(key, value)
         if plain is not None:
             made[key] = plain
     return made
@@ -287,7 +301,8 @@ def _words(flags: Iterable[str]) -> list[str]:
 
 def _command(text: str) -> str:
     text = text.replace("{}", "${GEN}").replace("{0}", "${GEN}")
-    return f"${{PYTHON}} {text}" if text.split(maxsplit=1)[0].endswith(".py") else text
+    first = text.split(maxsplit=1)[:1]
+    return f"${{PYTHON}} {text}" if first and first[0].endswith(".py") else text
 
 
 def _sources(path: str) -> list[str]:

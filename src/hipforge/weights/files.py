@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import ConfigError
+from hipforge.jit.cache.files import is_a
 from hipforge.jit.cache.files import read as read_file
 
 _LENGTH_BYTES = 8
@@ -108,10 +108,10 @@ def configuration(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: one of them is not a JSON object.
     """
-    folder = path if _is(Path.is_dir, path) else path.parent
+    folder = path if is_a(Path.is_dir, path) else path.parent
     for name, key in (("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")):
         file = folder / name
-        if _is(Path.is_file, file):
+        if is_a(Path.is_file, file):
             parsed = _json(file)
             declared = _object(file, parsed, key) or _object(file, _object(file, parsed, "text_config"), key)
             if declared:
@@ -127,18 +127,10 @@ def _object(file: Path, parsed: dict[str, Any], key: str) -> dict[str, Any]:
     return value or {}
 
 
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
-    """Return whether a path is of a kind; a name that no file can have is not."""
-    try:
-        return kind(path)
-    except OSError:
-        return False
-
-
 def _files(path: Path) -> list[Path]:
-    if _is(Path.is_file, path):
+    if is_a(Path.is_file, path):
         return [path]
-    if not _is(Path.is_dir, path):
+    if not is_a(Path.is_dir, path):
         raise ConfigError(f"{path} is neither a safetensors file nor a folder of them")
     for index in sorted(path.glob("*.safetensors.index.json")):
         names = _json(index).get("weight_map")
@@ -146,14 +138,14 @@ def _files(path: Path) -> list[Path]:
             raise ConfigError(f"{index} has no weight_map from keys to the names of files")
         files = [path / name for name in dict.fromkeys(names.values())]
         for file in files:
-            if not _is(Path.is_file, file):
+            if not is_a(Path.is_file, file):
                 raise ConfigError(f"{file} is missing; {index.name} lists it")
         return files
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"there is no *.safetensors file in {path}")
     for file in files:
-        if not _is(Path.is_file, file):
+        if not is_a(Path.is_file, file):
             raise ConfigError(f"{file} is not a regular file, or a link to none; download it again, or remove it")
     return files
 
