@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from helpers.mxfp8_grouped_cases import sort_slots
@@ -152,13 +148,3 @@ def test_torch_compile_gives_the_same():
     got = torch.compile(lambda x: tuple(moe_align_block_size(x, 4, 6)), backend="aot_eager", fullgraph=True)(ids)
     for one, other in zip(got, moe_align_block_size(ids, 4, 6), strict=True):
         assert torch.equal(one, other)
-
-
-def test_the_reference_device_gives_the_same():
-    code = (
-        "import torch, hipforge\n"
-        "s = hipforge.moe_align_block_size(torch.tensor([[0, 2], [2, -1]]), 2, 3, torch.tensor([0, -1, 1]))\n"
-        "assert s.sorted_token_ids.tolist() == [0, 4, 1, 2, 4, 4, 4, 4], s\n"
-        "assert s.expert_ids.tolist() == [0, 1, -1, -1] and s.num_tokens_post_padded.tolist() == [4]\n"
-    )
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "HIPFORGE_DEVICE": "reference"}, check=True)
