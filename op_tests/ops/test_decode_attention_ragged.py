@@ -248,6 +248,13 @@ def test_q_of_the_other_rank_is_refused():
         decode_attention_fp8(q, k, v, None, lengths(32, 3))
 
 
+def test_lists_of_keys_of_each_kv_head_are_refused():
+    q, k, v = ragged_case((1, 2), 1, 2, 64, 32)
+    tables, each = torch.zeros(2, 1, 1, dtype=torch.int32), lengths(32, 3)[:, None]
+    with pytest.raises(GuardError, match="cu_seqlens_q must not be given with block_tables of 3 dimensions"):
+        decode_attention_fp8(q, k, v, tables, each, cu_seqlens_q=lengths(0, 1, 3), max_seqlen_q=2)
+
+
 def test_a_page_that_a_token_needs_is_checked():
     q, k, v = ragged_case((1, 2), 1, 2, 64, 32)
     (k_pages, tables), (v_pages, _) = paged(k, 16), paged(v, 16)

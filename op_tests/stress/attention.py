@@ -83,14 +83,15 @@ def make_plain(rng: Rng) -> Arguments:
     )
     most = page_size * (tables.shape[1] if tables is not None else 1) + rng.pick((0, 0, 1, 30))
     lists: tuple[int, ...] = (batch,)
-    if tables is not None and rng.chance(0.2):  # each KV head has its own keys
+    ragged = _ragged(rng, batch, mq) if rng.chance(0.3) else {}
+    if tables is not None and not ragged and rng.chance(0.25):  # each KV head has its own keys
         lists = batch, kv_heads
         chosen = rng.numbers.integers(0, pages, (*lists, tables.shape[1]))
         tables = torch.from_numpy(chosen.astype(np.int32))
         most = page_size * tables.shape[2]
     lengths = torch.from_numpy(rng.numbers.integers(0, most + 1, lists).astype(np.int32))
     scales = [rng.pick((1.0, 0.5, torch.tensor([0.7]), rng.finite(kv_heads).abs())) for _ in range(2)]
-    heads, ragged = kv_heads * group, _ragged(rng, batch, mq) if rng.chance(0.3) else {}
+    heads = kv_heads * group
     tokens = int(ragged["cu_seqlens_q"][-1]) + rng.integer(0, 2) if ragged else 0
     shape, lse = ((tokens, heads, d), (heads, tokens)) if ragged else ((batch, mq, heads, d), (batch, heads, mq))
     q = rng.finite(*shape, dtype=dtype)

@@ -229,8 +229,9 @@ def decode_attention_fp8(
             D / 128, rounded up, or 2 or 4 times as many, up to 4.
         cu_seqlens_q: int32 [B + 1], for sequences of unequally many query tokens: those of sequence b are
             q[cu_seqlens_q[b] : cu_seqlens_q[b + 1]], none included, and its last keys are theirs, as with ``causal``.
-            Tokens of q after the last one stay unwritten. Values that do not rise from 0 to at most ``tokens``, or by
-            more than ``max_seqlen_q``, are refused where they are on the CPU, and undefined on a GPU.
+            Tokens of q after the last one stay unwritten. Not with block tables of each KV head. Values that do not
+            rise from 0 to at most ``tokens``, or by more than ``max_seqlen_q``, are refused where they are on the CPU,
+            and undefined on a GPU.
         max_seqlen_q: with ``cu_seqlens_q``, the most query tokens that a sequence has, 1 to 16.
         sinks: float32 [Hq]: for each head a score that no key has, finite or -inf, which adds to the sum of weights
             alone; neither scaled nor capped. The log-sum-exp includes it, up to 2.3e38.

@@ -104,6 +104,11 @@ def _check_queries(call: Call) -> int:
         batch, mq, name = q.shape[0], q.shape[1], "Mq"
     else:
         require_rank("q", q, 3, "[tokens, Hq, D] with cu_seqlens_q")
+        if call.block_tables is not None and call.block_tables.dim() == 3:
+            raise GuardError(
+                "cu_seqlens_q must not be given with block_tables of 3 dimensions, a list of keys for each KV head; "
+                "pass q as [B, Mq, Hq, D], in one call for each Mq"
+            )
         require_rank("seqlens", seqlens, 1, "[B]")
         batch, why = seqlens.shape[0], "the first token of each sequence, and the end"
         require_operand("cu_seqlens_q", call.cu_seqlens_q, (torch.int32,), (batch + 1,), why)
