@@ -72,10 +72,10 @@ def make_plain(rng: Rng) -> Arguments:
         rng.pick((1, 1, 2, 4)),
         rng.pick((1, 2)),
         rng.pick((1, 3, 8)),
-        rng.pick((64, 128, 64, 256, 192, 32)),
+        rng.pick((64, 128, 64, 256, 192, 32, 72, 160)),
     )
     paged, dtype = rng.chance(0.6), rng.pick((*HALVES, *HALVES, torch.float32, torch.float64))
-    page_size, pages = (rng.pick((16, 32, 48, 8, 20)), 4) if paged else (rng.pick((1, 17, 48, 100)), batch)
+    page_size, pages = (rng.pick((16, 32, 48, 8, 20, 1)), 4) if paged else (rng.pick((1, 17, 48, 100)), batch)
     half = dtype in HALVES and rng.chance(0.25)
     cache = [_fp8_cache(rng, pages, page_size, kv_heads, d).to(dtype if half else own_fp8()) for _ in range(2)]
     tables = (

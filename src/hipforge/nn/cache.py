@@ -88,7 +88,7 @@ class PagedKVCache:
         pages: in all; each serves every layer.
         page_size: tokens of a page, a multiple of 16.
         kv_heads: Hkv.
-        head_dim: D: 64, 128, 192 or 256 for the kernel.
+        head_dim: D, as :func:`hipforge.decode_attention_fp8` takes it.
         device: where the pages are.
         dtype: the device's e4m3 by default.
         index_dtype: of the index keys of sparse attention, float16, bfloat16 or fp8; None: there are none.
