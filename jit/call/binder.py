@@ -24,7 +24,7 @@ class Binder(Protocol):
         ...
 
     def describe(self, *arguments: Any) -> object:
-        """Return what :func:`described` says of all arguments, as one hashable value."""
+        """Return :func:`described` of all arguments as one hashable value."""
         ...
 
     def modes(self) -> int:
@@ -36,7 +36,8 @@ class Binder(Protocol):
     ) -> Callable[..., Any]:
         """Return a function that calls ``holder["kernel"]``, or ``slow`` if torch must see the call.
 
-        That is: no mode, no subclass, no gradient to record, and no ``level`` of torch.func's transforms.
+        Torch need not see a call without a mode, a subclass, a gradient to record or a ``level`` of torch.func's
+        transforms.
         """
         ...
 
@@ -76,9 +77,9 @@ def announce(binder: Binder) -> None:
 
 
 def described(value: Any) -> object:
-    """Return what one argument says to a decision, hashable.
+    """Return the hashable facts of one argument that a decision may depend on.
 
-    That is shape, dtype and device of a tensor and whether it is contiguous, or class and value.
+    These are a tensor's shape, dtype, device and contiguity, or class and value of anything else.
 
     Without its class 2.0 would find the decision of 2, and True that of 1.
     """

@@ -1,4 +1,4 @@
-"""Torch tensors with state beside data pointer, shape and strides, for which kernels would give wrong results or crash.
+"""Torch tensors with more state than data, shape and strides, for which kernels would give wrong results or crash.
 
 Views have state beside their data: a negative or conjugate bit, a storage smaller than the shape (sharded training
 frees parameters so), no storage at all, a gradient to record.

@@ -48,7 +48,7 @@ PUT_BACK = [
         ("sharing/outputs_over_inputs",
          ("ops/core/arguments.py", "if other == parameter or not tensors.may_share(value, read):", "if True:")),
         ("sharing/unseen_by_the_binding",
-         ("jit/call/binding.c", "    if (!self->writable[i] || begin[i] == end[i]) continue;", "    continue;")),
+         ("jit/call/binding_overlap.h", "if (!self->writable[i] || begin[i] == end[i]) continue;", "continue;")),
         ("sharing/workspace_over_an_operand",
          ("ops/decode_attention/operation.py", 'outs=("out", "lse_out", "workspace")', 'outs=("out", "lse_out")'),
          ("ops/decode_attention/kernels.py", '"lse", "partial", "partial_lse", "scale_out")', '"lse", "scale_out")')),
