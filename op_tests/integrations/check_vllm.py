@@ -351,20 +351,31 @@ def fp8_moe_case(kind):
     return parts, quant
 
 
+def routed_tokens(width):
+    """Five tokens with weights and ids of their experts."""
+    hidden = torch.randn(5, width).bfloat16()
+    return hidden, torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
+
+
+def applied(experts, activation, w1, w2, hidden, weights, ids, expert_map=None):
+    """The output of the experts as vLLM calls them, in a tensor that held other values."""
+    out = torch.full_like(hidden, 7.0)
+    experts.apply(
+        output=out, hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids, activation=activation,
+        global_num_experts=EXPERTS, expert_map=expert_map, a1q_scale=None, a2_scale=None,
+        workspace13=torch.empty(0), workspace2=torch.empty(0), expert_tokens_meta=None,
+        apply_router_weight_on_input=False,
+    )  # fmt: skip
+    return out
+
+
 @pytest.mark.parametrize("kind", ["blocks", "channel", "tensor"])
 def test_fp8_experts_compute_what_the_op_computes(kind):
     ((w1, s1), (w2, s2)), quant = fp8_moe_case(kind)
     config = moe_config(hidden_dim=256, intermediate_size=128)
     experts = HipforgeFp8Experts(config, quant)
-    hidden = torch.randn(5, 256).bfloat16()
-    weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
-    out = torch.full((5, 256), 7.0).bfloat16()
-    experts.apply(
-        output=out, hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids,
-        activation=config.activation, global_num_experts=EXPERTS, expert_map=None, a1q_scale=None, a2_scale=None,
-        workspace13=torch.empty(0), workspace2=torch.empty(0), expert_tokens_meta=None,
-        apply_router_weight_on_input=False,
-    )  # fmt: skip
+    hidden, weights, ids = routed_tokens(256)
+    out = applied(experts, config.activation, w1, w2, hidden, weights, ids)
     assert torch.equal(out, hipforge.fused_moe_fp8(hidden, w1, s1, w2, s2, weights, ids)) and out.any()
 
 
@@ -405,15 +416,8 @@ def test_mxfp4_experts_of_gpt_oss_take_the_place_of_vllms_emulation():
     )  # fmt: skip
     layer = HipforgeMxfp4Experts(config, quant)
     assert layer.swiglu == Activation(1.702, 1.0, 7.0, True)
-    hidden = torch.randn(5, HIDDEN).bfloat16()
-    weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
-    out = torch.full((5, HIDDEN), 7.0).bfloat16()
-    layer.apply(
-        output=out, hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids,
-        activation=config.activation, global_num_experts=EXPERTS, expert_map=None, a1q_scale=None, a2_scale=None,
-        workspace13=torch.empty(0), workspace2=torch.empty(0), expert_tokens_meta=None,
-        apply_router_weight_on_input=False,
-    )  # fmt: skip
+    hidden, weights, ids = routed_tokens(HIDDEN)
+    out = applied(layer, config.activation, w1, w2, hidden, weights, ids)
     want = hipforge.fused_moe_mxfp4(
         hidden, w1, s1, w2, s2, weights, ids, alpha=1.702, beta=1.0, limit=7.0, interleaved=True,
         w1_bias=biases[0].bfloat16().float(), w2_bias=biases[1].bfloat16().float(),
@@ -438,18 +442,11 @@ def test_experts_compute_what_the_op_computes(with_map):
     config = moe_config(activation=MoEActivation.SWIGLUOAI_UNINTERLEAVE)
     experts = HipforgeMxfp8Experts(config, quant)
     assert experts.swiglu == Activation(1.702, 1.0, 7.0)
-    hidden = torch.randn(5, HIDDEN).bfloat16()
-    weights, ids = torch.rand(5, TOP_K), torch.randint(0, EXPERTS, (5, TOP_K), dtype=torch.int32)
+    hidden, weights, ids = routed_tokens(HIDDEN)
     expert_map = torch.tensor([2, -1, 0, 1], dtype=torch.int32) if with_map else None
     shapes = experts.workspace_shapes(5, 2 * INNER, HIDDEN, TOP_K, EXPERTS, EXPERTS, None, config.activation)
     assert shapes == ((0,), (0,), (5, HIDDEN))
-    out = torch.full(shapes[2], 7.0).bfloat16()
-    experts.apply(
-        output=out, hidden_states=hidden, w1=w1, w2=w2, topk_weights=weights, topk_ids=ids,
-        activation=config.activation, global_num_experts=EXPERTS, expert_map=expert_map, a1q_scale=None, a2_scale=None,
-        workspace13=torch.empty(0), workspace2=torch.empty(0), expert_tokens_meta=None,
-        apply_router_weight_on_input=False,
-    )  # fmt: skip
+    out = applied(experts, config.activation, w1, w2, hidden, weights, ids, expert_map)
     want = hipforge.fused_moe_mxfp8(hidden, w1, s1, w2, s2, weights, ids, expert_map, alpha=1.702, beta=1.0, limit=7.0)
     assert torch.equal(out, want)
 

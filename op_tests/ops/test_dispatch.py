@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import mxfp8_cases
 
 import hipforge
 from hipforge import devices, settings
@@ -11,17 +12,14 @@ from hipforge.errors import BuildError, ConfigError, GuardError
 from hipforge.ops import mxfp8_gemm as ops
 from hipforge.ops.core.dispatch import explain
 from hipforge.ops.mxfp8_gemm import kernels
-from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
+from hipforge.ops.reference import mxfp8_mm
 
 HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source\n"
 N, K = 48, 1024
 
 
-def operands(m, n=N, k=K, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = (torch.randn(m, k, generator=generator) * 0.5).bfloat16()
-    w = (torch.randn(n, k, generator=generator) * 0.1).bfloat16()
-    return (*quantize_mxfp8(x), *quantize_mxfp8(w))
+def operands(m, n=N, k=K):
+    return mxfp8_cases.normal(m, n, k).args()
 
 
 def meta_operands(m, n, k):
