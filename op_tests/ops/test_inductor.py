@@ -18,6 +18,7 @@ from helpers.op_calls import EXPERT_WEIGHTS, normal
 from helpers.op_calls import K as WIDTH
 
 import hipforge
+from hipforge import emulator
 from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache
 from hipforge.nn.moe import Routing
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -35,7 +36,8 @@ def afresh() -> Iterator[None]:
     import torch._inductor.config as config
 
     torch._dynamo.reset()
-    with config.patch(force_disable_caches=True, compile_threads=1), torch.no_grad():
+    caches_off = config.patch(force_disable_caches=True, compile_threads=1)
+    with caches_off, emulator.options(checks="memory"), torch.no_grad():
         yield
 
 

@@ -40,6 +40,7 @@ LOOP_INSTRUCTIONS = {
 
 Instance = int | tuple[int, int]  # a tile by its number, or how many sub-tiles of 16 a wave has along m and n
 WAVE_INSTANCES = tuple((m_sub, n_sub) for m_sub in SUB_TILES for n_sub in SUB_TILES)
+full = pytest.mark.full
 instances = pytest.mark.parametrize("tile", (*TILE_NUMBERS, *WAVE_INSTANCES), ids=str)
 
 
@@ -92,8 +93,15 @@ def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: Instance)
         assert_bits(run(case, tile, shuffled=True), want)
 
 
-@pytest.mark.parametrize("k", (2048, 2112, 2304, 2880))
-@pytest.mark.parametrize("k_splits", (2, 4, 8))
+# Each number of splits and each kind of tail by default, not each with each.
+@pytest.mark.parametrize(
+    ("k_splits", "k"),
+    [
+        pytest.param(splits, k, marks=() if (splits, k) in ((2, 2112), (4, 2880), (8, 2048), (8, 2304)) else full)
+        for splits in (2, 4, 8)
+        for k in (2048, 2112, 2304, 2880)
+    ],
+)
 @pytest.mark.parametrize("shuffled", (False, True))
 @pytest.mark.parametrize("tile", [*TILE_NUMBERS, *(one for one in WAVE_INSTANCES if one != (4, 4))], ids=str)
 def test_uneven_splits_are_exact(tile: Instance, shuffled: bool, k_splits: int, k: int) -> None:
@@ -271,7 +279,8 @@ def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(shuffled: bool) -> 
         run_mxfp4(xq, xs, wq, ws, shuffled=shuffled)
     found = hipforge.explain(mxfp4_gemm, xq, xs, wq, ws, shuffled=shuffled)
     assert found.kernel == TILED.name and "2^31 - 1 bytes" in found.reason
-    out = mxfp4_gemm(xq, xs, wq, ws, shuffled=shuffled)
+    with emulator.options(checks="memory"):  # where it reads is in question; the other checks take five times as long
+        out = mxfp4_gemm(xq, xs, wq, ws, shuffled=shuffled)
     assert out[0].nonzero().flatten().tolist() == [5, n - 1] and out[0, -1] == 6
 
 
