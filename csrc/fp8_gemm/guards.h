@@ -30,7 +30,6 @@ inline void check_scales(const Tensor& tensor, const char* name, Scales kind, in
 /// Checks the operands and returns the problem; its options are for the kernel, without the sizes of work-groups.
 inline wave_split::Problem check_operands(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq,
                                           const Tensor& ws, const OptionalTensor& bias, int64_t scales, Scales kind) {
-  using wave_split::kStep;
   using Options = wave_split::Problem;
   HF_CHECK_ARCH(wq, "gfx950", "gfx942");
   HF_CHECK(scales == static_cast<int64_t>(kind), "this variant of the module has scales = ", static_cast<int64_t>(kind), "; got ",
@@ -44,9 +43,7 @@ inline wave_split::Problem check_operands(const Tensor& out, const Tensor& xq, c
   check_scales(xs, "Xs", kind, m, k, 1);
   check_scales(ws, "Ws", kind, n, k, wave_split::shared_rows(kind));
   mxfp8::check_bias(bias, n, out);
-  const bool mx = kind == Scales::kMxShared, words = aligned_to(xs.data(), 4) && aligned_to(ws.data(), 4);
-  const bool aligned_output = n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);
-  uint32_t options = wave_split::pack_options(0, !mx || (words && k % kStep == 0), aligned_output, 0, mx && words && k % kStep != 0);
+  uint32_t options = wave_split::options_of(out, xs, ws, n, k, kind == Scales::kMxShared);
   if (out.dtype() == HF_F16) options |= Options::kHalfOutput;
   if (xs.numel() == 1) options |= Options::kOneXScale;
   if (ws.numel() == 1) options |= Options::kOneWScale;

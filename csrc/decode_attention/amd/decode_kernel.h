@@ -2,7 +2,7 @@
 //
 //   rows:    the query heads that share a KV head and their Mq tokens are folded, row m = head * Mq + token
 //   keys:    blocks of 64, 32 or 16; a split's blocks follow each other, and so do those of its `ranges`, one per wave
-//   columns: a wave owns those of V, 64, 128 or 192. At D = 256 two waves share a range: each multiplies its half of K and q,
+//   columns: a wave owns 64, 128 or 192 columns of V. At D = 256 two waves share a range: each multiplies its half of K and q,
 //            they exchange the sums through LDS, and each owns half of V's columns
 //
 //   scores^T [64 keys x 16 rows] = K [64 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
@@ -14,11 +14,11 @@
 // per lane, 16 lanes to a row.
 //
 // K enters its product as it lies in memory, against q as two e4m3 terms that add up to its bf16 value exactly (three for
-// f16; query.h): no instruction converts K. V has to be transposed to enter one, byte by byte; its conversion to bf16, exact,
-// does that along the way, and the weights enter as bf16, off by at most 2^-8 of each. That is the only rounding of the
-// products: worst output error 3.4e-4 on outputs of 3.6e-2 (root mean square, 2,048 keys), 1e-6 of the log-sum-exp. Weights as
-// two fp8 terms take 30 instructions per block more, as one ten times the error; q as one term 1e-2 of the log-sum-exp.
-// Scales stay out of the products:
+// f16; query.h): no instruction converts K. V is transposed byte by byte, along the way of its exact conversion to bf16. The
+// weights are rounded to bf16, off by at most 2^-8 of each: the only rounding of the products, worst output error 3.4e-4 on
+// outputs of 3.6e-2 (root mean square, 2,048 keys), 1e-6 of the log-sum-exp. Weights as two fp8 terms would take 30 more
+// instructions per block, as one term ten times the error; q as one term would cost 1e-2 of the log-sum-exp. Scales stay out of
+// the products:
 //   q.(s k + t) = s (q.k) + t sum(q)        sum p (s v + t) = sum (p s) v + sum p t
 //
 // Blocks hold keys that every token of the sequence sees. Tiles with keys that only some see come one by one before them: a
@@ -30,8 +30,8 @@
 // Latency: the loads of a block's K wait together, and those of its V are under way meanwhile (blocks of 16 and 32 keys) or
 // during the softmax (64): one trip to memory for a block of 16 or 32 keys, two for 64. Blocks of 64 with a scale per row load V
 // after the softmax (three trips), except at D = 64; at D = 192 there is a trip for each tile of K as well: registers are short.
-// Most calls are bound by these trips, not by bytes. Before them there are two: the sequence's length with q and the problem, then
-// the line of the page table.
+// Two trips come before them: the sequence's length with q and the problem, then the line of the page table. Most calls are
+// bound by these trips, not by bytes.
 //
 // Registers: at most 128 VGPRs (88 at D = 64) and no spills, so four waves per SIMD (five at D = 64); the
 // registry's limits hold every variant to it. LDS of a work-group: Shape::lds_bytes; with bf16 and blocks of 64, 2 KiB at
@@ -89,8 +89,8 @@ class Wave {
   using QueryPieces = typename Query<Half, kChunks>::Pieces;
   using Dealt = Columns<kColumns>;
   static constexpr int kPerLane = Dealt::kPerLane;  // bytes of a key per lane, for the second product
-  // Where registers hold them, the loads of a block's K wait together, and those of its V are sent before the softmax; of a
-  // small block before the wait for K.
+  // Where registers suffice, one wait serves all loads of a block's K, and V's loads are issued before the softmax; in a small
+  // block, before that wait.
   static constexpr int kTilesInFlight = kChunks < 3 ? kTiles : 1;
   static constexpr bool kTogether = kChunks < 3 && kTiles <= 2;
   static constexpr bool kAhead = kTogether || kChunks == 1 || (kChunks == 2 && !kRowScales);
@@ -119,7 +119,7 @@ class Wave {
   __device__ void run() {
     if (!p.all_seen) run_partly_seen();
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
-    // Waves that share a range meet at barriers in every block, so they and the other ranges' run equally often.
+    // Waves that share a range meet at barriers in every block, so all waves of the work-group run the same number of blocks.
     const uint32_t stop = kParts > 1 ? begin + work.trips * kBlockN : whole;
     Cursor cursor(p, work.list, begin, whole, work.length);
     for (uint32_t key = begin; key < stop; key += kBlockN) {
@@ -184,8 +184,8 @@ class Wave {
   using Bytes = typename Values::Bytes;
   using Weights = typename Values::Weights;
 
-  // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
-  // the first `left` keys and the others do not exist.
+  // kPartly: a row may see only some of the keys; the sequence has `left` keys from the first one on. Otherwise every row sees
+  // the first `left` keys, and the others do not exist.
   template <int kCount, bool kPartly>
   __device__ void block(const Tile (&tiles)[kCount], int32_t left) {
     uint32_t word = 0, v_word = 0;
@@ -239,7 +239,7 @@ class Wave {
 
     const uint8_t* words = nullptr;
     if constexpr (kRowScales) {
-      // A lane without a key has another one's word, and 0 times that may be NaN.
+      // A lane without a key holds another key's word, which times 0 may be NaN.
       v_word = static_cast<int32_t>(dev::lane_index()) < left ? v_word : 0;
       if constexpr (kPartly) v_word = without_special_words(v_word, seen.here(), tiles[0].keys);
       words = share_row_words<kCount>(own_slot, v_word);
@@ -270,8 +270,8 @@ class Wave {
     }
   }
 
-  // The words of V of a tile: where the scale or shift of a key is no number, the rows that see it become NaN, and it is taken
-  // for 0. A key that the wave does not have is 0.
+  // The words of V of a tile. A key whose scale or shift is infinite or NaN makes the rows that see it NaN, and its word
+  // becomes 0; so does the word of a key that the wave does not have.
   __device__ uint32_t without_special_words(uint32_t word, const Seen& seen, uint32_t keys) {
     const uint32_t own_lane = dev::lane_index();
     word = own_lane < keys ? word : 0;
@@ -296,7 +296,7 @@ class Wave {
     }
     meanwhile();
     uint32_t scales = kRowScales ? 0 : Terms::scales();
-    // Read from LDS again for each group of tiles, and one term after the other: registers are what is short.
+    // Read from LDS again for each group of tiles, one term after the other: registers are short.
     const uint32_t place = dev::lane_index();
 #pragma unroll
     for (int term = kTerms<Half> - 1; term >= 0; --term) {
@@ -397,7 +397,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize, least_waves(kD)) void d
   const Work<kBlockN> work(problem, tile.list(first), tile.head, length, blockIdx.z, range);
   constexpr uint32_t kSlot = Layout::slot_bytes(kBlockN, kRowScales), kFiner = Query<Half, Layout::kChunks>::kLdsBytes;
   uint8_t* const slots = lds + kParts * kFiner;
-  // What is loaded behind q's conversion is on its way meanwhile: the scalar cache keeps it.
+  // Loaded ahead of q's conversion, which hides the trips to memory; later loads find these lines in the scalar cache.
   float v_factor = 1.f;
   if constexpr (!kRowScales) v_factor = load_constant(problem.v.scale + problem.v.scale_stride * tile.head);
   stay_in_order();

@@ -1,10 +1,10 @@
 // Split-K decode attention over a bf16 or f16 cache of q's dtype: a wave (row_wave.h) per 16 query rows, KV head, sequence and
 // key range.
 //
-// Every product is of the elements as they lie in memory: for K and q a lane has the elements 32 c + 8 g .. + 7 of a row; for
-// V the D/16 elements from i D/16 on, of four keys per tile, which are zipped into rows of V^T. Weights are rounded to the
-// elements' dtype. An f16 weight is 2^15 times what it stands for, so that it has all its bits down to 2^-29 of the largest.
-// A scale per tensor or head is applied in float32 outside the products.
+// The products take the elements in place: of K and q a lane has elements 32 c + 8 g .. + 7 of a row; of V it has the D/16
+// elements from i D/16 on of four keys per tile, zipped into rows of V^T. Weights are rounded to the elements' dtype. An f16
+// weight is stored times 2^15, so that it is exact to 11 bits down to 2^-29 of the largest. A scale per tensor or head is
+// applied in float32 outside the products.
 //
 // An infinite element of V counts as NaN in a tile that only some tokens see.
 //
@@ -47,7 +47,7 @@ class HalfRows {
     factor = p.factor * load_constant(p.k.scale + p.k.scale_stride * head);
   }
 
-  /// `inverse` times what an element of V still lacks.
+  /// `inverse` times the scale of V.
   __device__ float scaled(float inverse) const {
     return inverse == 0.f ? 0.f : inverse * load_constant(p.v.scale + p.v.scale_stride * head);
   }
@@ -102,7 +102,7 @@ class HalfRows {
   }
 
  private:
-  // Of one load of V per key; at D = 256 more do not fit into the registers of three waves.
+  // Words of one load of V per key; at D = 256 more do not fit into the registers of three waves.
   static constexpr int kPieceWords = kD == 128 ? 4 : 2;
   static constexpr int kPieces = kPerLane / (2 * kPieceWords);
   static constexpr int kInFlight = kWords == 6 ? 3 : kWords < 4 ? kWords : 4;  // loads of K that wait together

@@ -1,8 +1,8 @@
-// What a key may hold that some rows of a tile see and others do not: anything, NaN and infinity included.
+// Keys that some rows of a tile see and others do not. Such a key may hold anything, NaN and infinity included.
 //
 // The second product adds weight times value over a tile's keys for 16 rows at once. A hidden key's weight is 0, but 0 times
-// NaN is NaN, and a zero in place of the value would take it from the rows that see it. So tiles with such keys take their
-// special values out: a product of marks for them by 1 for each key that a row sees tells which outputs they reach.
+// NaN is NaN, and the rows that see the key need its value. So in tiles with such keys special values become 0, and a second
+// product, of marks at their places by 1 for each key that a row sees, tells which outputs they reach.
 #pragma once
 
 #include "hipforge/amd/hip.h"

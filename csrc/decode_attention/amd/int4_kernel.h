@@ -1,7 +1,7 @@
 // Split-K decode attention over an int4 cache: a wave (row_wave.h) per 16 query rows, KV head, sequence and key range.
 //
 // A row of K or V is N words with the scale and shift (f16 each) of a group of D / N elements, then D / 8 words of eight
-// nibbles. An element code * scale + shift is computed in float32 and rounded to nearest next to its use: of K to q's
+// nibbles. An element, code * scale + shift, is computed in float32 just before its use and rounded to nearest: of K to q's
 // dtype, of V, like the weights, to bf16.
 //
 // The k index of a product is permuted at will where both operands agree: for K and q a lane has the D/4 elements of a row
@@ -10,8 +10,8 @@
 //
 // A scale or shift of V that is infinite counts as NaN in a tile that only some tokens see.
 //
-// Bytes per key and KV head: 2 (4 N + D/2). The words of scales come with loads of their own, from the cache lines of the
-// row's elements.
+// Bytes per key and KV head: 2 (4 N + D/2). The words of scales take loads of their own, from the same cache lines as the
+// elements.
 //
 // Registers: at most 72, 96 and 152 VGPRs at D = 64, 128 and above, no spills: seven, five and three waves per SIMD; the
 // registry's limits hold every variant to it. LDS: row_lds_bytes, none with one wave.
@@ -51,7 +51,7 @@ class Int4Rows {
     v_narrow_scales = v_row + 4 * ((Dealt::kNarrowFrom + Dealt::kNarrow * column) * groups / kD);
   }
 
-  /// `inverse` times what an element of V still lacks.
+  /// `inverse` itself: the elements of V are scaled before their product.
   __device__ float scaled(float inverse) const { return inverse; }
 
   template <int kCount>

@@ -19,7 +19,7 @@ void launch_split(Kernel kernel, const Problem& p, int64_t batch, uint32_t threa
              p.kv_heads.factor, p.kv_heads.shift, p.group, p.mq, (p.k.scale_stride ? kOwnScale : 0) | (p.lists.value > 1 ? kOwnKeys : 0), p, more...);
 }
 
-/// What follows the kernel where there are several splits.
+/// Launches the merge that follows the kernel where there are several splits.
 template <class Half, int kD>
 void launch_merge(const Problem& p, int64_t batch, hipStream_t stream) {
   if (p.splits == 1) return;

@@ -2,15 +2,15 @@
 //
 //   out = sum of 2^(lse_s - L) partial_s / sum of 2^(lse_s - L), L the largest lse_s
 //
-// A sink is one more lse_s, without a partial output. So it counts once, however many splits there are.
+// A sink is one more lse_s without a partial output, so it counts once for any number of splits.
 //
-// A work-group of four waves owns a row; wave w has the splits w, w + 4, ... and, of each, a lane has D/64 neighbouring
-// columns. It weighs its splits by their largest lse_s, and the work-group adds up the waves' sums through LDS with one
-// barrier. The lanes hold the log-sum-exps, two each at most, all loaded at once with the first partial outputs, of which a wave
-// has up to eight loads in flight, so that up to 32 splits take one trip to memory, and 128 four. Four or eight go out without a
-// branch between them: past its last split a wave asks for that one's lines again. Which split is next is the same in all lanes:
-// addresses and branches are scalar. Sums are made in an order that the number of splits fixes, in float32; output.h quantises
-// them where the call asks for it, so that nothing is launched for that.
+// A work-group of four waves owns a row; wave w has the splits w, w + 4, ..., and a lane has D/64 neighbouring columns of each.
+// A wave weighs its splits by their largest lse_s, and the work-group adds up the waves' sums through LDS with one barrier. The
+// lanes hold the log-sum-exps, at most two each, loaded together with the first partial outputs. A wave has up to eight loads
+// of partial outputs in flight, so up to 32 splits take one trip to memory, and 128 take four. Four or eight loads are issued
+// without a branch between them: past its last split a wave loads that split again. The split index is the same in all lanes,
+// so addresses and branches are scalar. Sums are float32, in an order that the number of splits fixes; output.h quantises them
+// where the call asks for it, without another launch.
 //
 // Counted on gfx950: a work-group takes 884 instructions for 16 splits of D = 128, and 2,152 for 128.
 #pragma once

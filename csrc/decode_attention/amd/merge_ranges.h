@@ -1,4 +1,4 @@
-// The end of a work-group whose waves had different keys: their statistics and sums added up through LDS, in one order.
+// The end of a work-group whose waves had different keys: adds up their statistics and sums through LDS, in a fixed order.
 #pragma once
 
 #include "hipforge/amd/hip.h"

@@ -2,10 +2,10 @@
 //
 //   q = 2^-exponent (t0 + t1 / 16 [+ t2 / 256])
 //
-// exponent puts the largest element of the row into the format's top binade but one. A bf16 has 8 significant bits: t0
+// exponent puts the row's largest element into the format's second highest binade. A bf16 has 8 significant bits: t0
 // takes 4 (e4m3 rounds to nearest), and what is left is at most 8 units of the last place, which t1 holds exactly. An f16
-// has 11, and t2 holds the rest. Elements below 2^-13 of the row's largest lose what falls under the last term's smallest
-// step: at most 2^-21 (bf16) or 2^-25 (f16) of the largest element.
+// has 11, and t2 holds the rest. Elements below 2^-13 of the row's largest lose bits below the last term's smallest step: at
+// most 2^-21 (bf16) or 2^-25 (f16) of the largest element.
 #pragma once
 
 #include "hipforge/amd/fp8.h"

@@ -1,4 +1,4 @@
-// How a row's sums end: with its sink, and as its output's factor and log-sum-exp.
+// The end of a row: adds its sink, and computes its output's factor and log-sum-exp.
 #pragma once
 
 #include "work.h"
@@ -19,8 +19,9 @@ struct RowEnd {
     const bool seen = is_seen(total);
     float base = maximum, keep = 1.f;
     if (sinks) {
-      // Finite, as a large sink's product may not be. The choice also keeps the product from being fused into weight - base,
-      // which would be its rounding error, up to 2^(exponent - 24), where the sink is the maximum. NaN stays NaN.
+      // Limited, because a large sink's product may overflow. The choice also keeps the compiler from fusing the product into
+      // weight - base: where the sink is the maximum, the fused difference would be the product's rounding error, up to
+      // 2^(exponent - 24), instead of 0. NaN stays NaN.
       const float product = sinks[head] * kLog2E, weight = product > __FLT_MAX__ ? __FLT_MAX__ : product;
       const float top = __builtin_fmaxf(maximum, weight);
       base = top == -__builtin_inff() ? 0.f : top;

@@ -1,5 +1,5 @@
-// A wave of decode attention that owns all columns of its 16 query rows, whatever a row of the cache looks like: `Rows` reads
-// it (Int4Rows, HalfRows). The fp8 kernel, whose waves may share columns, has its own.
+// A wave of decode attention that owns all columns of its 16 query rows. `Rows` (Int4Rows, HalfRows) reads rows of the cache.
+// The fp8 kernel has a wave of its own, because its waves may share columns.
 //
 //   scores^T [32 keys x 16 rows] = K [32 x D] Q^T      lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
 //   out^T    [D x 16 rows]      += V^T [D x 32] P^T    lane: d = (4 g + r) D/16 + j of row i, j < D/16 (Columns has D = 192)
@@ -99,8 +99,8 @@ class RowWave {
     }
   }
 
-  // kPartly: rows may see some of the keys only; `left`, from the first key on, are of the sequence. Otherwise every row sees
-  // the first `left` keys and the others do not exist.
+  // kPartly: a row may see only some of the keys; the sequence has `left` keys from the first one on. Otherwise every row sees
+  // the first `left` keys, and the others do not exist.
   template <int kCount, bool kPartly>
   __device__ void block(const Tile (&tiles)[kCount], int32_t left) {
     dev::f32x4 scores[kCount];

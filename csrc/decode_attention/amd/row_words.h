@@ -1,4 +1,4 @@
-// Scale and shift of the rows of a block: one load for the wave, handed on through LDS to the lanes whose keys they are of.
+// Scale and shift of the rows of a block: one load for the wave, then through LDS to the lanes that hold these keys.
 #pragma once
 
 #include "hipforge/amd/hip.h"

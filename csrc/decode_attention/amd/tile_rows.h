@@ -13,8 +13,9 @@ namespace hf::decode_attention {
 // Without these the compiler loads and converts all keys of a block ahead of their products and runs out of registers.
 __device__ inline void stay_in_order() { __builtin_amdgcn_sched_barrier(0); }
 
-/// Which columns of V, of the kColumns that a wave owns, a lane of column index i has: kWide from kWide i on. Of 192 a lane
-/// has 8 of the first 128 and 4 of the other 64, so that loads are of powers of two and blocks of 32 are of two lanes at most.
+/// Which columns of V, of the kColumns that a wave owns, a lane of column index i has: kWide from kWide i on. Of 192 a lane has
+/// 8 of the first 128 and 4 of the other 64, so that the sizes of loads are powers of two and at most two lanes share a block
+/// of 32.
 template <int kColumns>
 struct Columns {
   static constexpr int kNarrow = kColumns == 192 ? 4 : 0;
@@ -26,8 +27,8 @@ struct Columns {
   struct Count {
     static constexpr int value = kValue;
   };
-  /// use(count, at, sums) for the neighbouring columns whose sums a lane of `group` has after the products: `count` of them,
-  /// a compile-time number, from column `at` of the wave's on; sums(c) is that of column at + c.
+  /// Calls use(count, at, sums) for each run of neighbouring columns whose sums a lane of `group` has after the products:
+  /// columns at .. at + count - 1 of the wave, `count` a compile-time number; sums(c) is the sum of column at + c.
   template <class Use>
   __device__ __forceinline__ static void each_stretch(const dev::f32x4 (&acc)[kPerLane], uint32_t group, Use use) {
     use(Count<4 * kWide>{}, 4 * kWide * group, [&](int c) { return acc[c % kWide][c / kWide]; });
@@ -37,7 +38,7 @@ struct Columns {
   }
 };
 
-/// `keys` keys of the tile: the buffer's range check answers every other one, its scales included, with 0.
+/// A buffer over `keys` keys of the tile: the range check gives 0 for every other key and its scales.
 __device__ inline dev::Buffer tile_of(const Cache& cache, const uint8_t* data, const Tile& tile) {
   return dev::make_buffer(data + tile.page * cache.page_stride + uint64_t{tile.slot} * cache.slot_stride,
                           tile.keys * cache.slot_stride);
@@ -52,8 +53,7 @@ struct Row {
   __device__ __forceinline__ Row(const P& p, const Tokens& tokens, uint32_t row0, uint32_t lane)
       : index(row0 + lane % kTileN) {
     const uint32_t loaded = min(index, p.group * tokens.count - 1);
-    // Exact up to kMaxGroup heads: the float quotient is off by less than 2^-22 of it, and ends by at least 1 / 32 from the
-    // integers.
+    // Exact up to kMaxGroup heads: the float quotient is off by less than 2^-22 of it and at least 1 / 32 away from an integer.
     const float inverse = __builtin_amdgcn_rcpf(static_cast<float>(tokens.count));
     head = static_cast<uint32_t>((static_cast<float>(loaded) + 0.5f) * inverse);
     token = loaded - head * tokens.count;
@@ -74,9 +74,9 @@ struct QueryTile {
   __device__ __forceinline__ explicit QueryTile(const First& first)
       : batch(first.kv_heads.quotient(blockIdx.y)), head(blockIdx.y - batch * first.kv_heads.value),
         row0(blockIdx.x * kBlockM), tokens(first, batch) {}
-  /// The list of keys that it attends to: the sequence's, or its KV head's own.
+  /// The list of keys that the rows attend to: the sequence's, or their KV head's own.
   __device__ __forceinline__ uint32_t list(const First& first) const { return first.per_head & kOwnKeys ? blockIdx.y : batch; }
-  /// Whether it has none: the grid is for the most tokens that a sequence has.
+  /// Whether the work-group has no row: the grid covers the most tokens that a sequence has.
   __device__ __forceinline__ bool is_empty(const First& first) const {
     return first.q_starts && row0 >= first.group * tokens.count;
   }
@@ -91,16 +91,16 @@ __device__ __forceinline__ uint64_t first_row(const Problem& p, const Tokens& to
   return uint64_t{tokens.first} * (p.kv_heads.value * p.group) + kv_head * p.group * tokens.count;
 }
 
-/// Where the log-sum-exp of query head `head` of all and of a token of the sequence goes.
+/// The address of the log-sum-exp of query head `head` (of all heads) and of a token of the sequence.
 __device__ __forceinline__ uint64_t lse_place(const Problem& p, const Tokens& tokens, uint32_t head, uint32_t token) {
   const uint64_t sequence = p.q_starts ? tokens.first : uint64_t{tokens.first} * (p.kv_heads.value * p.group);
   return sequence + uint64_t{head} * p.lse_stride + token;
 }
 
-/// Sets the scores of keys that a lane's row does not see to -inf, and returns which of its four it sees where kPartly:
-/// rows may then see some of the tile's keys only; `left`, from the first key on, are of the sequence, and the wave has `keys`.
-/// Otherwise every row sees the first `left` keys and the others do not exist. Inlined before anything else: optimised by
-/// itself first, it keeps 16 comparisons in scalar registers, which then spill.
+/// Sets the scores of keys that a lane's row does not see to -inf, and returns which of its four keys it sees. kPartly: a row
+/// may see only some of the tile's keys; the sequence has `left` keys from the first one on, and the wave has `keys`. Otherwise
+/// every row sees the first `left` keys, and the others do not exist. Inlined before other optimisations: optimised by itself
+/// first, it keeps 16 comparisons in scalar registers, which then spill.
 template <bool kPartly, int kBlockN, int kCount>
 __device__ __forceinline__ Seen hide(const Problem& p, const Work<kBlockN>& work, uint32_t row0, int32_t left, uint32_t keys,
                                      dev::f32x4 (&scores)[kCount]) {

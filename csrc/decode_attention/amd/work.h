@@ -1,4 +1,4 @@
-// What AMD's kernels of decode attention share: which keys a wave works on.
+// Which keys a wave of decode attention works on.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -21,14 +21,14 @@ struct First {
 };
 static_assert(sizeof(First) == 14 * sizeof(uint32_t) && sizeof(First) % alignof(Problem) == 0);
 
-/// A pointer that the compiler then knows to be one to global memory, as it knows of a kernel's arguments by itself.
+/// Tells the compiler that a pointer is to global memory, which it infers only for a kernel's arguments.
 template <class T>
 __device__ __forceinline__ T* global_pointer(T* pointer) {
   return (T*)(__attribute__((address_space(1))) T*)pointer;
 }
 
-/// The problem, read in place from memory behind First. What only the end of a kernel needs
-/// would otherwise be in scalar registers all along, which the tiles' buffers take.
+/// The problem, read in place from the kernel arguments behind First. Otherwise members that only a kernel's end needs would
+/// occupy scalar registers that the tiles' buffers need.
 __device__ __forceinline__ Problem problem_here() {
   using Constant = const __attribute__((address_space(4))) Problem;
   auto at = reinterpret_cast<uint64_t>(__builtin_amdgcn_kernarg_segment_ptr()) + sizeof(First);
@@ -49,8 +49,8 @@ __device__ __forceinline__ float load_constant(const float* address) {
   return __builtin_bit_cast(float, dev::load_constant(reinterpret_cast<const int32_t*>(address)));
 }
 
-/// The query tokens of a sequence, at most p.mq. Its last keys are theirs, one each; where it has fewer keys than tokens, the
-/// first tokens see none.
+/// The query tokens of a sequence, at most p.mq. Each has one of the sequence's last keys; in a sequence with fewer keys than
+/// tokens the first tokens see no key.
 struct Tokens {
   uint32_t first, count;
 
@@ -67,8 +67,8 @@ struct Tokens {
 /// The sequence of a list of keys.
 __device__ __forceinline__ uint32_t sequence_of(const Problem& p, uint32_t list) { return p.lists.quotient(list); }
 
-/// Which tiles of a list of `length` keys its sequence's tokens see: some of them those from `begin` on, all of them those from
-/// whole_begin to before whole_end.
+/// Tiles of a list of `length` keys: some tokens of the sequence see those from `begin` on, all tokens those from whole_begin
+/// to before whole_end.
 struct Sight {
   uint32_t begin, whole_begin, whole_end;
 
@@ -114,7 +114,7 @@ struct Work {
   }
 };
 
-/// The query tokens of a wave's sequence, loaded where it stands and not kept from an earlier use.
+/// The query tokens of a wave's sequence, loaded again at each use to save registers.
 template <int kBlockN>
 __device__ Tokens tokens_here(const Problem& p, const Work<kBlockN>& work) {
   return Tokens(p, sequence_of(p, dev::wave_value_here(work.list)));
@@ -125,7 +125,7 @@ struct Seen {
   int32_t first, end;
 
   __device__ bool operator()(int key) const { return key >= first && key < end; }
-  /// The same, compared again where it is used: a comparison that is kept takes two scalar registers.
+  /// The same, compared again at each use: a kept comparison takes two scalar registers.
   __device__ Seen here() const {
     return {static_cast<int32_t>(dev::lane_value_here(static_cast<uint32_t>(first))),
             static_cast<int32_t>(dev::lane_value_here(static_cast<uint32_t>(end)))};
@@ -139,7 +139,7 @@ struct Tile {
   uint32_t keys;  // that the wave works on, from the first one on; 0 past the end
 };
 
-/// The tile at `key` of the list, whoever works on it; `keys` as Cursor's.
+/// The tile at `key` of the list, for any wave; `keys` as Cursor's.
 template <int kBlockN>
 __device__ Tile tile_at(const Problem& p, const Work<kBlockN>& work, uint32_t key) {
   const bool any = key >= work.begin && key < work.end;
@@ -161,7 +161,7 @@ class Cursor {
     slot = first - index * p.page_size.value;
   }
 
-  /// The page of the next tile in the table, which has it, where there is one.
+  /// The page of the next tile, where the problem has a page table.
   __device__ uint32_t listed() const { return static_cast<uint32_t>(dev::load_constant(table + index)); }
 
   __device__ Tile next() {

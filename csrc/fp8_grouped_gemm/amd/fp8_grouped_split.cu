@@ -19,7 +19,7 @@ constexpr Scales kScales{HF_SCALES};
 static_assert(HF_ROWS == 16 || HF_ROWS == 32);
 static_assert(kScales < Scales::kMx);
 
-/// As mxfp8_grouped_split_out, with K a multiple of 16 and the scales of guards.h.
+/// As grouped_split, with K a multiple of 16 and the scales of guards.h.
 void fp8_grouped_split_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
                            Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by,
                            OptionalTensor bias, int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens,

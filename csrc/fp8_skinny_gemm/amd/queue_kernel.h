@@ -1,5 +1,5 @@
 // Skinny GEMM: D[m, n] += scale A[m, k] B[k, n], A row-major, B column-major with a pitch, both e4m3 in the format of the
-// architecture, D fp16. For m <= 32 loading the weights B dominates: each byte is loaded once per tile of rows.
+// architecture, D fp16. For m <= 32 the loads of the weights B dominate: each byte is loaded once per tile of rows.
 //
 //                     n ->  16 b_lanes columns (32 b_lanes for op_m 32)
 //                   +--------+--------+    one work-group: a_producers + b_producers + consumers waves, persistent
@@ -14,7 +14,7 @@
 // Lane -> operand: i = lane % rows is the row of A or column of B, g = lane / rows the chunk of 16 k, with rows = 16 (32 for
 // op_m 32). Dense tiles compute the transpose, so that a lane holds neighbouring columns of one row of D. With op_m 8 the
 // sparse MFMA takes each dense row as two sparse ones: 64 k per instruction, no padding of m. Its producer loads each byte
-// once, 8 rows x 128 k at a time, and splits a lane's chunk into what the two sparse rows keep, 16 neighbouring bytes of
+// once, 8 rows x 128 k at a time, and splits a lane's chunk into the parts of the two sparse rows, 16 neighbouring bytes of
 // LDS.
 //
 // gfx950 takes two fragments a side in one instruction: 16x16x128 for op_m 8 (sparse) and 16, 32x32x64 for op_m 32; each
@@ -64,7 +64,7 @@ struct Shape {
   static constexpr int kAPart = kOpM * kBlockK, kBPart = kRows * kBlockK;  // bytes
   static constexpr int kSlotBytes = kALanes * kAPart + kBLanes * kBPart;
   static constexpr int kParts = kALanes + kBLanes;
-  // Four waves share 512 registers a lane, so the largest work-group depends on what the sums take.
+  // Four waves share 512 registers a lane, so the registers of the sums limit the work-group.
   static constexpr int kSums = kALanes * kBLanes * (kOpM == 32 ? 16 : 4);
   static constexpr int kMaxWaves = kSums <= 64 ? kMostWaves : 8;
 
@@ -247,7 +247,8 @@ __device__ inline void consume(const Problem& p, Queue<S> queue, _Float16* out, 
       }
       place.advance(p.consumers, p.qsize);
     }
-    // The next tile begins with this consumer's first block again, whose place may be before or after this one.
+    // The next tile begins with this consumer's first block again, whose place in the ring may be before or after the current
+    // one.
     place.move(static_cast<int32_t>(blocks + consumer - block), p.qsize);
 
     float* slice = workspace ? workspace + uint64_t{tile.split() * p.consumers + consumer} * p.m * p.n : nullptr;

@@ -68,7 +68,7 @@ constexpr int kReducePerThread = 4;
 __global__ __launch_bounds__(kReduceThreads) inline void reduce_partials(_Float16* out, const float* partials,
                                                                          const float* scale, uint64_t count,
                                                                          uint32_t slices, bool accumulate) {
-  // Slices and outputs start anywhere: only the element's own alignment is promised.
+  // Slices and outputs are aligned to their elements only.
   using Four = f32x4 __attribute__((aligned(4)));
   using FourHalves = _Float16 __attribute__((ext_vector_type(4)));
   using FourOut = FourHalves __attribute__((aligned(2)));

@@ -1,4 +1,4 @@
-// Which tiles a work-group of the skinny GEMM computes: m fastest, then n, then the split of k; one contiguous run each.
+// Which tiles a work-group of the skinny GEMM computes: one contiguous run in the order m fastest, then n, then the split of k.
 #pragma once
 
 #include <cstdint>

@@ -20,12 +20,12 @@
 //     col n0+7 |  row 7   |   |  row 15  |
 //
 // Grid: ceil(n / columns) x 2^log2_splits x ceil(m / kRows). Where columns are few, work-groups share the k of a tile and meet
-// in the same launch (last_group.h); sums are added in the order of the parts, so results depend on nothing but operands and
-// configuration. `columns` may be fewer than the instructions take: the others are out of range and cost no traffic.
+// in the same launch (last_group.h); sums are added in the order of the parts, so results depend only on operands and
+// configuration. `columns` may be fewer than an instruction's: the others are out of range and cost no traffic.
 //
 // Bytes: B once for every kRows rows; A once for each work-group from L2: with `columns` columns it reads kRows / columns bytes
-// of A for each byte of B. The bound is memory: a wave has kAhead steps in flight and loads the next one into the registers of
-// each that it has multiplied; the 32 KiB that a compute unit of the model of time can have in flight are 32 steps of 8 columns.
+// of A for each byte of B. The bound is memory: a wave has kAhead steps in flight and reloads the registers of each step once
+// it has multiplied it; the 32 KiB that a compute unit of the model of time can have in flight are 32 steps of 8 columns.
 // Instructions of a wave: for each step a load per piece of operand, whose offset is a constant, and, for 64 k of a tile, two
 // matrix instructions (gfx950 with kEdge = 16: one for 128 k). Behind the last products are one trip through LDS, whose reads
 // are in flight together, and the store, whose address is known before the barrier.
@@ -165,8 +165,8 @@ struct Wave {
         for (int r = 0; r < kRowTiles; ++r) acc[c][r] = dev::mfma_e4m3_16x16x64(step.b[c][i], step.a[r][i], acc[c][r]);
   }
 
-  // Called ahead of loads whose offsets have constant parts. Opaque, so that the compiler does not add those parts ahead of a
-  // loop, to 14 more registers: added in the block of the load they are in its instruction.
+  // Called ahead of loads whose offsets have constant parts. Opaque, so that the compiler leaves these parts to the load
+  // instructions; added ahead of a loop they would take 14 more registers.
   __device__ __forceinline__ void use_offsets_here() {
     b_offset = dev::lane_value_here(b_offset);
     a_offset = dev::lane_value_here(a_offset);
@@ -271,7 +271,7 @@ struct Place {
 template <uint32_t kCount, uint32_t kStride>
 __device__ __forceinline__ f32x4 sum_of(const f32x4* sums, uint32_t at) {
   constexpr uint32_t kInFlight = kCount < 16 ? kCount : 16;
-  const f32x4* first = sums + dev::lane_value_here(at);  // opaque: reads that the sums of other counts begin with stay here
+  const f32x4* first = sums + dev::lane_value_here(at);  // opaque: keeps the reads here that sums of other counts begin with too
   f32x4 total;
 #pragma unroll
   for (uint32_t begin = 0; begin < kCount; begin += kInFlight) {
@@ -322,13 +322,13 @@ __global__ __launch_bounds__(max_waves(kEdge, kRowTiles, kColumnTiles) * dev::kW
       .k = p.k};
   const uint32_t steps = (p.k + kStep - 1) / kStep, part = (split << log2_waves) + wave;
   const auto first_step = [&](uint32_t of) { return steps * of >> (log2_waves + log2_splits); };
-  // What the end needs is loaded behind the first operands, where waiting for it costs nothing.
+  // Operands of the epilogue are loaded behind the first operands, where the wait for them costs nothing.
   const float factor = __builtin_bit_cast(float, dev::load_constant(reinterpret_cast<const int32_t*>(p.scale)));
   mine.run(first_step(part), first_step(part + 1),
            [&] { dev::wave_values_loaded_here(factor, p.workspace, p.number, p.column_tiles); });
 
-  // With kEdge = 8 lane groups 0 and 1 hold the columns of the first half of k, in whose rows lanes 0 to 7 are; 2 and 3 the
-  // other ones.
+  // With kEdge = 8, lane groups 0 and 1 hold the columns of the first half of k, whose rows are in lanes 0 to 7; groups 2 and 3
+  // hold the others.
   if (group * 4 / kEdge == half) {
     const uint32_t slot = group % (kEdge / 4) * kEdge + line;
 #pragma unroll
@@ -391,7 +391,7 @@ __global__ __launch_bounds__(max_waves(kEdge, kRowTiles, kColumnTiles) * dev::kW
   each_slot([&](uint32_t at) { dev::store_part(sum_at(at), to_all, at * sizeof(f32x4), split * kBytes); });
 
   auto* words = reinterpret_cast<uint64_t*>(shared + (kBytes << log2_splits));
-  // Its word in LDS is written behind a barrier that the readers of the sums have reached.
+  // `told` is written behind a barrier that the readers of the sums have reached.
   if (!dev::is_last_group(words, split, log2_splits, p.number, threadIdx.x == 0, reinterpret_cast<uint32_t*>(lds))) return;
   const uint32_t last = (1u << log2_splits) - 1;
   each_slot([&](uint32_t at) {

@@ -105,7 +105,7 @@ struct Panel {
     return shuffled ? step / 2 * kShuffledScaleBytes + step % 2 * 2 : step * (kStep / kMxBlock);
   }
 
-  // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.
+  // A step past the wave's part starts at the end of the tensor, where every lane is out of range.
   __device__ void load(dev::u32x4 (&data)[kTiles], uint32_t (&scale)[kTiles], uint32_t step, bool exists) const {
     const uint32_t at = exists ? step * payload_stride : payload_bytes;
     const uint32_t scale_from = exists ? scale_step(step) : scale_bytes;

@@ -13,12 +13,12 @@
 //
 // Bytes: each weight byte is loaded once, by one wave; a work-group reads X once per sub-tile of each wave, which stays
 // in cache (M K bytes). Per KiB of weight and row of X a wave issues 8 packed FMAs and 4 scale instructions, and 8
-// conversions per KiB that the rows share; counted with everything else 29 instructions at M = 1, 49 at 2, 81 at 4, 145
-// at 8 and 327 at 16. At 8 TB/s, 256 CUs and 2.4 GHz one CU receives a KiB each 79 cycles and issues one vector
-// instruction per cycle, so memory is the bound up to M = 4 and vector issue beyond; there the MFMA kernel takes over.
+// conversions per KiB that the rows share; in all 29 instructions (counted) at M = 1, 49 at 2, 81 at 4, 145 at 8 and 327 at 16.
+// At 8 TB/s, 256 CUs and 2.4 GHz one CU receives a KiB each 79 cycles and issues one vector instruction per cycle, so memory is
+// the bound up to M = 4 and vector issue beyond; there the MFMA kernel takes over.
 //
-// Scales live in registers: even lanes load the byte of an even step, odd lanes that of the odd step after it, and DPP
-// hands each to its neighbour inside the addition xs + ws, so that a row costs half a scale load per step.
+// Scales are in registers: even lanes load the byte of an even step, odd lanes the byte of the odd step after it, and DPP hands
+// each to its neighbour inside the addition xs + ws, so that a row costs half a scale load per step.
 //
 // Tails: the resource of each operand has its exact size. A row that does not exist (m >= M, n >= N) starts at that
 // size, and a lane whose 16 k are past K gets kOutOfRange: both read 0 without touching memory, and 0 contributes 0
@@ -46,7 +46,7 @@ constexpr int kOnlyMemoryInOrder = 1;
 
 static_assert(kMxBlock == 2 * kLaneBytes, "two neighbouring lanes share a scale block");
 
-/// Waves per SIMD that registers must allow: as many as keep memory busy at small M, two where issue is the bound.
+/// Waves per SIMD that registers must allow: enough to keep memory busy at small M, two where issue is the bound.
 constexpr int least_waves(int rows) { return rows == 1 ? 4 : rows == 2 ? 3 : 2; }
 
 /// The most columns that a wave accumulates at once: more of them share the unpacked X, until registers run out.
@@ -99,8 +99,8 @@ struct Rows {
   }
 };
 
-// One sub-tile: kRows x kCols outputs over all of K. W is held for two steps, so that two steps of it are in flight; X,
-// which comes from cache, for one: each row is requested anew as soon as it has been unpacked.
+// One sub-tile: kRows x kCols outputs over all of K. Two steps of W are in registers, so that two are in flight. X comes from
+// cache and has one: each row is requested anew as soon as it has been unpacked.
 template <int kRows, int kCols>
 struct SubTile {
   static constexpr int kOutputs = kRows * kCols;
@@ -141,7 +141,8 @@ struct SubTile {
     x_rows.load_scales(x_scales_next, offset);
   }
 
-  // Takes up the scales loaded last: notes the highest byte of each row (0xFF makes its outputs NaN) and unbiases all.
+  // Processes the scales loaded last: notes the highest byte of each row (0xFF makes its outputs NaN) and removes the bias of
+  // all.
   __device__ void take_scales() {
 #pragma unroll
     for (int c = 0; c < kCols; ++c) {
@@ -176,8 +177,8 @@ struct SubTile {
     }
   }
 
-  // One step. With kReload, each row of X is requested for the step at next_k as soon as it is unpacked. What is
-  // unpacked ahead of its use costs registers and gains nothing: one row goes by pairs of columns, several one by one.
+  // One step. With kReload, each row of X is requested for the step at next_k as soon as it is unpacked. Unpacking ahead of use
+  // costs registers and gains nothing: one row is unpacked by pairs of columns, several rows one by one.
   template <bool kOddStep, bool kReload>
   __device__ void accumulate(const dev::u32x4 (&w_packed)[kCols], uint32_t next_k) {
     constexpr int kGroup = kRows == 1 && kCols > 2 ? 2 : kCols;
@@ -219,7 +220,7 @@ struct SubTile {
       load_scales(first_k + kPair);
       accumulate<false, true>(w_even, first_k + kStep);
       w_rows.load(w_even, payload_offset(first_k + kPair));
-      // Without this the compiler interleaves both steps and waits for all loads at once.
+      // Otherwise the compiler interleaves both steps and waits for all loads at once.
       __builtin_amdgcn_sched_barrier(kNothingCrosses);
       accumulate<true, true>(w_odd, first_k + kPair);
       w_rows.load(w_odd, payload_offset(first_k + kPair + kStep));

@@ -9,9 +9,9 @@
 //                               \      workspace, last_group.h     /
 //                                +-- the last one adds them in order --> out[m0 .., n0 ..]
 //
-// Each wave multiplies as in wave_split_kernel.h. There a work-group reads all of K of its rows of X, for 24 rows of W where
-// N = 6,144 is to occupy 256 compute units; two work-groups that share K can have 48 rows of W each, and each reads half of X.
-// Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)) x parts of K. columns is 16 kColumnTiles or, with two tiles, 24.
+// Each wave multiplies as in wave_split_kernel.h. In that kernel a work-group reads all of K of its rows of X, for only 24 rows
+// of W where N = 6,144 occupies 256 compute units. Two work-groups that share K can have 48 rows of W each, and each reads half
+// of X. Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)) x parts of K. columns is 16 kColumnTiles or, with two tiles, 24.
 //
 // Bytes: W once for every 16 kRowTiles rows of X; X once for every `columns` rows of W, from L2; 4 bytes for each output and
 // part, stored and read. A compute unit has 32 KiB in flight (modelled): the bound is its share of W and X, (columns + rows)
@@ -46,7 +46,7 @@ constexpr uint32_t lds_bytes(uint32_t tiles) { return kWaves * part_bytes(tiles)
 template <int kSplits, int kCount>
 __device__ __forceinline__ void add_others(dev::f32x4 (&own)[kCount], dev::Buffer parts, const uint32_t (&at)[kCount],
                                            uint32_t split, uint32_t bytes) {
-  // Or what the numbers of parts have in common goes before the branch, and is waited for there.
+  // Otherwise the compiler moves the loads that all numbers of parts share before the branch, and waits for them there.
   asm volatile("" : "+s"(split) : "n"(kSplits));
   dev::f32x4 loaded[kCount][kSplits];
 #pragma unroll

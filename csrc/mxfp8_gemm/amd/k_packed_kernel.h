@@ -1,4 +1,5 @@
-// MX-FP8 GEMM for at most 8 rows of X: parts of K take the matrix instruction's rows and columns that few rows leave empty.
+// MX-FP8 GEMM for at most 8 rows of X: parts of K fill the rows and columns of the matrix instruction that few rows leave
+// empty.
 //
 //   W, kColumns = 8:   k ->                              the instruction's 16 rows      X likewise: its 16 columns
 //               | part 0          | part 1          |    0..7   columns n0.. of part 0   0..7   rows of part 0

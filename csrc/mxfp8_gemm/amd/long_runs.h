@@ -1,6 +1,6 @@
 // The steps of a wave of wave_split_kernel.h in long runs of straight code: loads of kAhead steps are in flight from the
-// first step of a run to its last. At the end of a run a wave waits for memory, and a loop over shorter ones would have as
-// many such waits; one that keeps its loads in flight from round to round copies them into other registers (clang 22).
+// first step of a run to its last. At the end of a run a wave waits for memory, so a loop over shorter runs would wait more
+// often. A loop that keeps its loads in flight from round to round copies them into other registers (clang 22).
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -13,7 +13,7 @@ namespace hf::wave_split {
 constexpr int kLongRun = 48, kMiddleRun = 24, kHalfRun = 12, kShortRun = 8;
 
 /// The scales of kScaleSteps steps, 16 bytes of a row in each lane: lane l has the words of steps 4 (l / 16) .. + 3 of row
-/// l % 16. A row's 64 bytes are loaded at once, and all of a run's before its steps: between two loads from a line it would
+/// l % 16. A row's 64 bytes are loaded at once, and all of a run before its steps: between two loads from a line the line would
 /// leave the caches, L2 included where the weights of many experts stream through it.
 constexpr int kScaleSteps = 16;
 
@@ -87,8 +87,7 @@ __device__ __forceinline__ void straight(W& mine, uint32_t first) {
   constexpr int kAhead = kRowTiles == 1 ? 3 : 4;
   ScaleBlock<kRowTiles> scales[(kCount + kScaleSteps - 1) / kScaleSteps];
   typename W::Step steps[kCount];
-  // The step's offset is the wave's: with a constant for each step in the lanes' offset the compiler keeps a register for
-  // every one of them.
+  // The step's offset is the same in all lanes: as a constant in the lanes' offset it would take a register for each step.
   const auto load = [&](int i) {
     mine.load(steps[i], (first + i) * kStep, 0);
     __builtin_amdgcn_sched_barrier(0);  // in the order of their use: loads return in order

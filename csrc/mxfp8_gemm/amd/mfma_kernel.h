@@ -14,7 +14,7 @@
 //
 // Bytes: a weight byte is loaded once per 16 rows of X, 64 consecutive bytes of 16 rows per instruction; X is loaded
 // once per wave, from cache. Per 2 KiB of weight a wave issues 1 MFMA, 2 (1 + 1 / n_sub) payload loads and
-// 1 + 1 / n_sub shifts; counted with everything else 20 instructions at n_sub = 1 and 9 at 4. At 8 TB/s, 256 CUs and
+// 1 + 1 / n_sub shifts; in all 20 instructions (counted) at n_sub = 1 and 9 at 4. At 8 TB/s, 256 CUs and
 // 2.4 GHz a CU receives 2 KiB each 158 cycles: memory is the bound, whatever M.
 //
 // Split K: step ranges differ by at most one step. Each split writes its partial sums to partials[split, M, N] and a
@@ -49,8 +49,8 @@ constexpr int ring_steps(int sub_tiles) { return sub_tiles <= 2 ? 4 : 2; }
 
 #if defined(__gfx950__)
 
-// A lane's operand as it is loaded. The halves become the eight registers of an instruction only where they are used: as
-// one vector in the ring, clang 21 copied the ring ahead of the loop (160 VGPRs instead of 104 for 16 columns).
+// A lane's operand as it is loaded. The halves become the eight registers of an instruction only at their use: with one vector
+// in the ring, clang 21 copied the ring ahead of the loop (160 VGPRs instead of 104 for 16 columns).
 struct Halves {
   dev::u32x4 first, second;
   __device__ dev::i32x8 operand() const { return dev::mfma_operand(first, second); }
@@ -89,7 +89,7 @@ struct Panel {
     scale_row[t] = exists ? row * (k / kMxBlock) : dev::kOutOfRange;
   }
 
-  // A step that the wave does not have starts at the end of the tensor, where every lane is out of range.
+  // A step past the wave's range starts at the end of the tensor, where every lane is out of range.
   __device__ void load(Halves (&data)[kTiles], uint32_t step, bool exists) const {
     const uint32_t at = exists ? step * kStep : payload_bytes;
 #pragma unroll

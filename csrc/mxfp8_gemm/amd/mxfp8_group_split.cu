@@ -15,7 +15,7 @@ using hf::Tensor;
 using namespace hf::group_split;
 
 constexpr int kRowTiles = HF_ROWS / kTile;
-constexpr int64_t kMaxK = hf::wave_split::kMaxK, kMaxRows = int64_t{1} << 24;
+constexpr int64_t kMaxRows = int64_t{1} << 24;
 static_assert(HF_ROWS == 16 || HF_ROWS == 32 || HF_ROWS == 64);
 
 /// out bf16 [M, N]; Xq, Wq e4m3fn (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32], [N, K/32]; bias bf16 [N] or
@@ -23,15 +23,8 @@ static_assert(HF_ROWS == 16 || HF_ROWS == 32 || HF_ROWS == 64);
 /// contents, for results of `tiles` tiles of 16 x 16.
 void mxfp8_group_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, OptionalTensor workspace,
                            int64_t rows, int64_t columns, int64_t k_splits, hipStream_t stream) {
-  const auto shape = hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
-  HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
-  hf::mxfp8::check_bias(bias, shape.n, out);
-  const bool word_scales = hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
-  const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
-  const Problem problem = hf::wave_split::problem_of(
-      out, Xq, Xs, Wq, Ws, bias,
-      hf::wave_split::pack_options(0, word_scales && shape.k % hf::wave_split::kStep == 0, aligned_output, 0,
-                                   word_scales && shape.k % hf::wave_split::kStep != 0));
+  hf::mxfp8::check_operands(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
+  const Problem problem = hf::wave_split::mx_problem(out, Xq, Xs, Wq, Ws, bias);
   constexpr decltype(&mxfp8_group_split<kRowTiles, 1>) kKernels[] = {
       mxfp8_group_split<kRowTiles, 1>, mxfp8_group_split<kRowTiles, 2>, mxfp8_group_split<kRowTiles, 3>};
   launch_groups<kRowTiles>(kKernels, problem, workspace, rows, columns, k_splits, stream);

@@ -23,14 +23,8 @@ static_assert(HF_ROWS == 16 || HF_ROWS == 32 || HF_ROWS == 64);
 /// rows and columns 16.
 void mxfp8_wave_split_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws, OptionalTensor bias, int64_t rows,
                           int64_t columns, int64_t waves, hipStream_t stream) {
-  const auto shape = hf::mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
-  HF_CHECK(shape.k <= kMaxK, "K must be at most ", kMaxK, "; got ", shape.k);
-  hf::mxfp8::check_bias(bias, shape.n, out);
-  const bool word_scales = hf::aligned_to(Xs.data(), 4) && hf::aligned_to(Ws.data(), 4);
-  const bool aligned_output = shape.n % hf::dev::kColumnsPerLane == 0 && hf::aligned_to(out.data(), 8);
-  const Problem problem = problem_of(out, Xq, Xs, Wq, Ws, bias,
-                                     pack_options(0, word_scales && shape.k % kStep == 0, aligned_output, 0,
-                                                  word_scales && shape.k % kStep != 0));
+  hf::mxfp8::check_gemm(out, Xq, Xs, Wq, Ws, kMaxRows, kMaxRows << 32);
+  const Problem problem = mx_problem(out, Xq, Xs, Wq, Ws, bias);
   constexpr decltype(&mxfp8_wave_split<kRowTiles, 1>) kKernels[kMostColumnTiles] = {
       mxfp8_wave_split<kRowTiles, 1>, mxfp8_wave_split<kRowTiles, 2>, mxfp8_wave_split<kRowTiles, 3>,
       mxfp8_wave_split<kRowTiles, 4>, mxfp8_wave_split<kRowTiles, 5>};

@@ -17,7 +17,7 @@ constexpr int kReducePerThread = 4;
 template <int kSplits>
 __global__ __launch_bounds__(kReduceThreads) void reduce_splits(bf16* out, const float* partials, uint64_t count,
                                                                const bf16* bias, uint32_t n) {
-  // Slices and outputs start anywhere: only the element's own alignment is promised.
+  // Slices and outputs are aligned to their elements only.
   using Four = f32x4 __attribute__((aligned(4)));
   using FourOut = bf16x4 __attribute__((aligned(2)));
   const uint64_t first = (uint64_t{blockIdx.x} * kReduceThreads + threadIdx.x) * kReducePerThread;

@@ -15,23 +15,24 @@
 //
 // gfx950: a lane loads the 16 bytes at 16 (l / 16) and those 64 past it; the scaled instruction takes a step of 128 k.
 // gfx942: a lane loads the 8 bytes at 8 (l / 16) of each block of 32. One instruction is exactly one scale block; its sums
-// are scaled by ldexp with both exponents and added, 17 vector instructions per block. A scale byte of 255 is found by
-// the largest byte that an output has met.
+// are scaled by ldexp with both exponents and added, 17 vector instructions per block. A maximum over an output's scale bytes
+// finds a byte of 255.
 //
 // Both operands have the same offset in all lanes, relative to resources over just the work-group's rows: rows past the
 // end read 0, tensors may have any size, and a run of up to max_run steps needs no address but its first. Scales come as
 // one dword per row and step, four steps per load.
 //
-// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2: with more columns less
-// often, and fewer work-groups have to start, one each 17 ns on an XCD as modelled. At 8 TB/s, 256 CUs and 2.4 GHz
-// a CU receives the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound.
-// Instructions of one wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added; with two
-// tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three
-// tiles and more take up to 512 registers, so that a work-group has at most four waves.
+// Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2: with more columns X is loaded less
+// often and fewer work-groups have to start, one each 17 ns on an XCD (modelled). At 8 TB/s, 256 CUs and 2.4 GHz a CU receives
+// the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound. Instructions of one
+// wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added; with two tiles of columns 150
+// to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three tiles and more take
+// up to 512 registers, so that a work-group has at most four waves.
 //
-// K no multiple of 128: rows of scales start at any byte. Lanes load the words around them and take each step's from two of
-// them, a vector instruction for each row and step more; a run's last step, which may be shorter than 128, takes bytes of
-// scales, and its loads are out of range past K. With scales of a tensor that is not aligned all steps are such last ones.
+// Where K is no multiple of 128, rows of scales start at any byte. Lanes load the words around them and combine each step's
+// scales from two words, one more vector instruction for each row and step. A run's last step may be shorter than 128: it loads
+// scales byte by byte, and its loads are out of range past K. Where a scale tensor is not aligned, every step is loaded like
+// such a last one.
 //
 // W may be e2m1 under MX scales, half the bytes: gfx950's instruction takes the formats as they are, a lane's 16 bytes at 16 (l / 16)
 // being its k of one block; on gfx942 a lane's 4 bytes at 4 (l / 16) of each block become e4m3 codes, 16 vector instructions.
@@ -47,7 +48,7 @@
 
 namespace hf::wave_split {
 
-/// Steps of straight code, as many as registers hold the scales of.
+/// Steps of straight code: as many as have their scales in registers.
 #if defined(__gfx942__)
 constexpr int max_run(int row_tiles, int) { return row_tiles == 4 ? 2 : 4; }
 #else
@@ -55,7 +56,7 @@ constexpr int max_run(int row_tiles, int) { return row_tiles == 4 ? 2 : 4; }
 constexpr int max_run(int row_tiles, int columns) { return row_tiles == 1 && columns == 16 && __clang_major__ >= 22 ? 12 : 8; }
 #endif
 
-/// Steps whose operands are in flight: what 128 (one row tile) or 256 registers hold.
+/// Steps whose operands are in flight: as many as 128 (one row tile) or 256 registers hold.
 #if defined(__gfx942__)
 // Clang 21 spills gathered rows three steps ahead.
 constexpr int kAheadOfTwoTiles = __clang_major__ < 22 ? 2 : 3;
@@ -82,7 +83,7 @@ struct Wave {
   static constexpr bool kOfSteps = kFloats || kScales == Scales::kBlocksE8m0;  // longer runs of their scales would spill
   static constexpr int kMostRun = !kOfSteps ? 16 : kRowTiles < 4 ? 8 : kColumnTiles < 5 ? 4 : 2;
   static constexpr int kMaxRun = max_run(kRowTiles, kColumns) < kMostRun ? max_run(kRowTiles, kColumns) : kMostRun;
-  // Longer ones would spill.
+  // Longer runs would spill.
   static constexpr int kOfOneTile = kW == Elements::e2m1 ? 8 : Rows::kMostBetween;  // e2m1: half of the registers of W
   static constexpr int kMostBetween = kRowTiles == 1 ? kOfOneTile : kRowTiles * kColumnTiles <= 6 ? 4 : 2;
   static constexpr int kRunBetween = kMaxRun < kMostBetween ? kMaxRun : kMostBetween;
@@ -131,7 +132,7 @@ struct Wave {
     }
   }
 
-  // What is `at` bytes from the beginning of a row of X is so many from that of one of W.
+  // The offset in a row of W of the element that is `at` bytes from the beginning of a row of X.
   static __device__ __forceinline__ constexpr uint32_t in_w(uint32_t at) { return row_bytes(kW, at); }
 
   static __device__ typename OfW::Piece load_w(dev::Buffer from, uint32_t lane_offset, uint32_t wave_offset) {
@@ -188,7 +189,7 @@ struct Wave {
 
   // The scale of the products of tile t of X and tile c of W in a step.
   static __device__ __forceinline__ float scale_of_step(const ScaleWords& words, int c, int t, int which) {
-    // Copied out first: clang 22 reads element 0 where bit_cast is given the element itself.
+    // Copied out first: given an element of a vector, clang 22's bit_cast reads element 0.
     const uint32_t w = words.row[c][which], x = words.row[kWRows + t][which];
     return __builtin_bit_cast(float, w) * __builtin_bit_cast(float, x);
   }
@@ -323,7 +324,7 @@ struct Wave {
   template <int kCount>
   __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count) {
     if constexpr (kCount < kMaxRun) {
-      // Not a switch where there are many: its tree of branches lies between the bodies, and each hop is cold code.
+      // Not a switch where there are many steps: its tree of branches lies between the bodies, and each hop is cold code.
       if constexpr (kMaxRun > 8) asm volatile("" : "+s"(count));
       if (__builtin_expect(count == kCount, 0))
         run_steps<kCount>(first);
@@ -382,7 +383,7 @@ struct Wave {
         uint32_t word = 0;
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) word |= dev::load_u8(from, in_lane + b, block + in_wave) << 8 * b;
-        // Those past K are the next row's. One mask for all rows: a condition for each byte would need a pair of SGPRs.
+        // Bytes past K are the next row's. One mask serves all rows: a condition for each byte would need a pair of SGPRs.
         to.row[row][0] = blocks - block < kBlocks ? word & ((1u << 8 * (blocks - block)) - 1) : word;
       } else if constexpr (kFloats) {
         to.row[row][0] = dev::load_b32(from, in_lane, step * sizeof(float) + in_wave);
@@ -443,7 +444,7 @@ struct Wave {
     }
   }
 
-  // A step that may be partial, or of whose scales nothing is aligned.
+  // A step that may be partial, or whose scales are not aligned.
   __device__ void run_slowly(uint32_t step) {
     Step loaded;
     load_to_end(loaded, step);
@@ -452,12 +453,13 @@ struct Wave {
     multiply(loaded, words, 0);
   }
 
-  // Steps of whose scales nothing is known, or, with `between`, that their tensors are aligned; the last step may be partial.
+  // Steps whose scales may start anywhere or, with `between`, in aligned tensors; the last step may be partial.
   __device__ __forceinline__ void run_to_end(uint32_t step, uint32_t end, bool between) {
     if (step >= end) return;
     if constexpr (kBytes && kColumns == kTile) {
       if (between) {
-        // Of a last step of one block the words around the step before may end past the tensor: that one ends a run.
+        // Where the last step has one block, the words around the scales of the step before it may end past the tensor: that
+        // step ends a run.
         const uint32_t fast = blocks % kBlocks == 1 ? min(end, k / kStep) : end;
         for (; step + kRunBetween <= fast; step += kRunBetween) run_between<kRunBetween>(step);
         run_rest_between<kRunBetween - 1>(step, fast - step);
@@ -467,7 +469,7 @@ struct Wave {
     for (; step < end; ++step) run_slowly(step);
   }
 
-  // A scale byte of 255 makes the outputs that have met it NaN; gfx950's instruction does so itself.
+  // A scale byte of 255 makes the outputs of its block NaN; gfx950's instruction does so itself.
   __device__ __forceinline__ void take_nans() {
 #if !defined(__gfx950__)
     if constexpr (kE8m0) {
@@ -480,7 +482,7 @@ struct Wave {
 #endif
   }
 
-  // between: scales are not aligned, but their tensors are.
+  // between: rows of scales are not aligned, but their tensors are.
   __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, bool between = false) {
     const uint32_t whole = aligned ? min(end, k / kStep) : begin;
     uint32_t step = begin;
@@ -506,7 +508,7 @@ __device__ inline void store_as(const Problem& p, dev::f32x4 values, uint32_t ro
   dev::store_columns(reinterpret_cast<T*>(p.out), values, row, column, p.n, p.aligned_output());
 }
 
-/// What sums of four outputs are multiplied with: Scales::kOnce.
+/// The factors of the sums of four outputs, for Scales::kOnce.
 template <Scales kScales>
 struct OutputScales {
   dev::f32x4 w;
@@ -523,7 +525,7 @@ struct OutputScales {
     }
   }
 
-  // Looks at the loaded numbers, which are not waited for before.
+  // The first use of the loaded numbers, which waits for them.
   __device__ __forceinline__ dev::f32x4 applied(const Problem& p, dev::f32x4 sums) const {
     if constexpr (kScales != Scales::kOnce) return sums;
     return sums * ((p.one_w_scale() ? dev::f32x4(w[0]) : w) * x);
@@ -556,7 +558,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p) {
     const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
     return OutputScales<kScales>(p, row0 + lane % kTile + t % kRowTiles * kTile, column0 + column);
   };
-  // Those of the first tiles that the wave stores come while it multiplies.
+  // The scales of the first tiles that the wave stores arrive while it multiplies.
   const OutputScales<kScales> first = scales_of(wave), second = scales_of(wave + (1u << log2_waves));
   mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales(),
            p.scales_between_words());

@@ -1,4 +1,4 @@
-// What a launch of the kernels that split K over waves computes, on the host and on the device: wave_split_kernel.h.
+// The problem of the kernels that split K over waves (wave_split_kernel.h), for host and device.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -6,6 +6,7 @@
 #include "hipforge/module.h"
 #include "hipforge/device/mx.h"
 #include "hipforge/amd/wave.h"
+#include "../guards.h"
 
 namespace hf::wave_split {
 
@@ -47,9 +48,9 @@ constexpr uint32_t scale_row_bytes(Scales scales, uint32_t k) {
                                          : k / kMxBlock;
 }
 
-/// What a launch computes, on device pointers. A kernel takes the members one by one, in this order, because only arguments
-/// that are no structures can be in SGPRs when a wave starts: those up to `options` (kernel-argument preload; the module's
-/// flags ask for 12 dwords), so that a wave's first loads need no argument from memory. Output and bias are read meanwhile.
+/// The arguments of a launch, with device pointers. A kernel takes the members one by one, in this order: kernel-argument
+/// preload puts only arguments that are no structures into SGPRs when a wave starts. The module's flags ask for the 12 dwords
+/// up to `options`, so that a wave's first loads need no argument from memory. Output and bias are read meanwhile.
 struct Problem {
   const uint8_t *wq, *ws, *xq, *xs;
   uint32_t m, n, k;
@@ -79,6 +80,13 @@ constexpr uint32_t pack_options(uint32_t log2_waves, bool aligned_scales, bool a
          columns << 16;
 }
 
+/// The options that the operands decide; `mx`: the scales are e8m0 for each 32 of K.
+inline uint32_t options_of(const Tensor& out, const Tensor& xs, const Tensor& ws, int64_t n, int64_t k, bool mx) {
+  const bool words = aligned_to(xs.data(), 4) && aligned_to(ws.data(), 4), whole_steps = k % kStep == 0;
+  const bool aligned_output = n % dev::kColumnsPerLane == 0 && aligned_to(out.data(), 8);
+  return pack_options(0, !mx || (words && whole_steps), aligned_output, 0, mx && words && !whole_steps);
+}
+
 /// The problem of operands that were checked.
 inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
                           const OptionalTensor& bias, uint32_t options) {
@@ -94,6 +102,15 @@ inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs,
           .bias = bias.has_value() ? static_cast<const dev::bf16*>((*bias).data()) : nullptr};
 }
 
+/// The problem of MX operands whose shapes were checked.
+inline Problem mx_problem(const Tensor& out, const Tensor& xq, const Tensor& xs, const Tensor& wq, const Tensor& ws,
+                          const OptionalTensor& bias) {
+  const int64_t n = wq.size(0), k = xq.size(1);
+  HF_CHECK(k <= kMaxK, "K must be at most ", kMaxK, "; got ", k);
+  mxfp8::check_bias(bias, n, out);
+  return problem_of(out, xq, xs, wq, ws, bias, options_of(out, xs, ws, n, k, true));
+}
+
 /// `more`: what the kernel takes besides.
 template <class Kernel, class... More>
 void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t lds, hipStream_t stream, More... more) {
@@ -104,7 +121,7 @@ void launch(Kernel kernel, const Problem& p, dim3 grid, int64_t waves, uint32_t 
 
 constexpr int kMostColumnTiles = 5;
 
-/// Registers decide: a wave has 128, 256 or, with three tiles of columns and more, 512.
+/// Registers decide: a wave has 128, 256 or, with three tiles of columns or more, 512.
 constexpr int max_waves(int row_tiles, int column_tiles = 1) {
   return row_tiles * column_tiles == 1 ? 16 : column_tiles > 2 ? 4 : 8;
 }

@@ -86,10 +86,10 @@ struct NeighbouringRows {
   __device__ uint32_t scales_in_wave(int tile) const { return tile * kTile * scale_bytes; }
 };
 
-/// Any rows of X, one per lane % 16 and tile; one that does not exist reads 0.
+/// Any rows of X, one per lane % 16 and tile; a row that does not exist reads 0.
 template <int kRowTiles, Scales kScales = Scales::kMx>
 struct GatheredRows {
-  static constexpr int kMostBetween = 4;  // longer ones leave room for three waves, of one tile, where four fit
+  static constexpr int kMostBetween = 4;  // with longer runs only three waves of one tile fit, not four
 
   const dev::Buffer payload, scales;
   uint32_t offset[kRowTiles], scale_offset[kRowTiles];

@@ -1,5 +1,5 @@
 // The first GEMM of a mixture of experts with its activation: q[slot], scales[slot] = MX-FP8 of SwiGLU(A[slot / a_div]
-// W[expert]^T + bias[expert]), on gfx950 and gfx942. What it multiplies, gathers and skips is that of split_kernel.h.
+// W[expert]^T + bias[expert]), on gfx950 and gfx942. Products, gathering and padding are as in split_kernel.h.
 //
 //        W[expert]   16 gate columns | 16 gate | 16 up | 16 up     of one block of 32 results (interleaved: 64 rows of W)
 //                    +---------------+---------+-------+-------+
@@ -12,15 +12,15 @@
 // Up to kMaxGroups work-groups may share a block of results, each with a part of K for all its waves. They leave their sums
 // in a workspace, and the last one adds them in the order of the parts (last_group.h) and goes on to the epilogue:
 //
-//   partials  [slot][block of 32 results][group][64 columns] of float32, only of slots that exist; words behind them, for each
-//             pass over a tile those of its first slot: [slot][block][groups - 1]. Each slot stands in one tile, once.
+// partials  [slot][block of 32 results][group][64 columns] of float32, only of slots that exist; words behind them,
+// [slot][block][groups - 1]; a pass over a tile uses the words of its first slot. Each slot is in one tile, once.
 //
-// Gate and up are rounded to bf16 where two launches would store them, so that the results are the same.
+// Gate and up are rounded to bf16 where two launches would store them, so that results equal those of two launches.
 // Grid: (n / 64) groups x min(tiles, num_valid).
 //
 // Bytes: per tile an expert's weight byte is loaded once for every 16 kRowTiles slots; the 8 bytes that two launches write
-// and read between them for each result are saved. Memory is the bound, as in split_kernel.h: what a compute unit can
-// have in flight where there are fewer work-groups than compute units. A part stores and reads 256 bytes for each slot.
+// and read between them for each result are saved. Memory is the bound, as in split_kernel.h; with fewer work-groups than
+// compute units, the bytes that a compute unit can have in flight. A part stores and reads 256 bytes for each slot.
 #pragma once
 
 #include "split_kernel.h"
@@ -70,7 +70,7 @@ struct Eight {
   dev::f32x4 first, second;
 };
 
-/// What kGroups work-groups have stored at `at`, the lane's offset in the first part, added in their order.
+/// The sums that kGroups work-groups have stored, added in their order; `at`: the lane's offset in the first part.
 template <int kGroups>
 __device__ inline Eight added(dev::Buffer parts, uint32_t at, uint32_t to_second) {
   constexpr uint32_t kPartBytes = kColumns * sizeof(float);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void gate_and_up(const First& leading) {
         if (last && finishes) total = log2_groups == 1 ? added<2>(parts, at, second) : added<kMaxGroups>(parts, at, second);
       }
       if (last && finishes) {
-        // As a launch of their own would store them.
+        // Rounded as a separate launch would store them.
         const auto rounded = [&](dev::f32x4 sum, uint32_t w_column) {
           if (p.biases != nullptr)
             sum += *reinterpret_cast<const UnalignedFour*>(p.biases + uint64_t{expert} * n + w_column);
@@ -259,6 +259,30 @@ void launch_gate_up(Kernel one, Kernel two, const Operands& given, const Tensor&
   const dim3 grid(static_cast<uint32_t>(n / kColumns * groups), gemm.grid_rows);
   const auto threads = static_cast<uint32_t>(parts) * kGateUpTiles * dev::kWaveSize;
   launch(parts == 1 ? one : two, gemm, rest, grid, threads, 0, stream);
+}
+
+/// The entry for both formats of W. Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as
+/// they are. out e4m3 in the architecture's format [num_valid_tokens, N/2], out_scales uint8 [num_valid_tokens, N/64]; a_q
+/// [M_act, K] and w as in grouped_split; bias float32 [E, N] or None; limit infinite for none; rows, slots at a time; parts of K
+/// in a work-group, 1 or 2; groups that share K, 1, 2 or 4, and where there are several a workspace: float32
+/// [num_valid_tokens (groups N + 2 (groups - 1) N/64)], with any contents.
+template <int kRowTiles, Elements kW>
+void gate_up(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
+             Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias, int64_t E, int64_t N, int64_t K,
+             int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m, double alpha, double beta, double limit,
+             bool interleaved, OptionalTensor workspace, int64_t rows, int64_t parts, int64_t groups, hipStream_t stream) {
+  static_assert(kRowTiles == 1 || kRowTiles == 2);
+  constexpr bool kFp4 = kW == Elements::e2m1;
+  HF_CHECK_ARCH(w, "gfx950", "gfx942");
+  const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                       num_valid_tokens, M_act, a_div, block_m, mxfp8::payload_of(w), kFp4};
+  const Activation activation = checked_activation(alpha, beta, limit, interleaved);
+  if constexpr (kFp4)
+    launch_gate_up<kRowTiles>(mxfp4_gate_up<kRowTiles, 1>, mxfp4_gate_up<kRowTiles, kMaxParts>, given, out, out_scales,
+                              activation, workspace, rows, parts, groups, stream);
+  else
+    launch_gate_up<kRowTiles>(mxfp8_gate_up<kRowTiles, 1>, mxfp8_gate_up<kRowTiles, kMaxParts>, given, out, out_scales,
+                              activation, workspace, rows, parts, groups, stream);
 }
 
 }  // namespace hf::moe

@@ -14,7 +14,7 @@ using namespace hf::moe;
 
 static_assert(HF_STEPS >= 1 && HF_STEPS <= kMostSteps);
 
-/// As mxfp8_grouped_split_out, with 16 slots at a time; K is 128 HF_STEPS, both scale tensors start at a multiple of 4 bytes;
+/// As grouped_split, with 16 slots at a time; K is 128 HF_STEPS, both scale tensors start at a multiple of 4 bytes;
 /// columns of a work-group a multiple of 64 up to 512.
 void mxfp8_grouped_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
                               Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by,

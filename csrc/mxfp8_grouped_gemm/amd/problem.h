@@ -1,4 +1,4 @@
-// What the grouped MX-FP8 GEMMs of a mixture of experts compute, and what they all demand of their operands.
+// The problem of the grouped MX-FP8 GEMMs of a mixture of experts, made from operands that were checked.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -10,9 +10,9 @@
 
 namespace hf::moe {
 
-/// What a launch computes, on device pointers: what a wave needs for its first loads, then the rest. A kernel may take the
+/// The arguments of a launch, with device pointers: First has those that a wave's first loads need. A kernel may take the
 /// members of First one by one, in this order, and then a structure that begins with Rest: only arguments that are no
-/// structures can be in SGPRs when a wave starts (kernel-argument preload), and these are as many dwords as there can be.
+/// structures can be in SGPRs when a wave starts (kernel-argument preload), and First fills all of these.
 struct First {
   const int32_t *sorted_ids, *expert_ids, *padded;
   const uint8_t *w, *w_scales;

@@ -17,9 +17,9 @@
 // num_tokens_post_padded. Slots may lie anywhere in a tile: an entry outside 0 .. num_valid - 1, negative ones included, is
 // padding.
 //
-// A short K has one wave do all of it, so that there is neither LDS nor a barrier, and what a wave reads before its first
-// multiplication decides: the tile's expert, the entries in use and the slots are read side by side. Starting a work-group
-// takes time too: 17 ns on an XCD as modelled, in which its compute units receive 14 KB. Hence several tiles of columns.
+// With a short K one wave does all of it, without LDS or a barrier. Its time is mostly that of the loads before its first
+// product, so the tile's expert, the number of entries in use and the slots are loaded together. Starting a work-group takes 17
+// ns on an XCD (modelled), in which its compute units receive 14 KB; hence several tiles of columns.
 //
 // Bytes: per tile an expert's weight byte is loaded once for every 16 kRowTiles slots, A from cache. On gfx950 a CU
 // receives the 2 KiB of a step each 158 cycles (8 TB/s, 256 CUs, 2.4 GHz) and its SIMDs multiply them in 8 kRowTiles; on
@@ -67,7 +67,7 @@ __device__ inline void store(uint32_t expert, dev::f32x4 values, uint32_t slot, 
   dev::store_columns(p.out, values, slot, dev::lane_value_here(column), n, p.aligned_output);
 }
 
-/// What a pass over slots of a tile reads of the arguments.
+/// The arguments that a pass over slots of a tile reads.
 struct Pass {
   const uint8_t *w, *w_scales, *a, *a_scales;
   uint32_t n, k, a_rows, a_div, options;
@@ -90,7 +90,7 @@ struct Pass {
   }
 };
 
-/// What the sums of four columns of a slot are multiplied with: Scales::kOnce.
+/// The factors of the sums of four columns of a slot, for Scales::kOnce.
 template <Scales kScales>
 struct SlotScales {
   dev::f32x4 w;
@@ -139,7 +139,7 @@ __device__ inline const int32_t* expert_of(const First& p, uint32_t tile) {
   return reinterpret_cast<const int32_t*>(reinterpret_cast<const uint8_t*>(p.expert_ids) + bytes);
 }
 
-/// Calls group(slots, expert, pass) for every 64 entries of the work-group's tiles that have slots of an expert that is here,
+/// Calls group(slots, expert, pass) for every 64 entries of the work-group's tiles that hold a slot of one of the experts here,
 /// and ends the waves. `p`: in scalar registers from the start. also(arguments): loads scalars that `group` needs; called where
 /// waves wait for memory anyway.
 template <class Also, class Group>
@@ -220,7 +220,7 @@ __device__ __forceinline__ void multiply_groups(const First& leading) {
           dev::make_buffer(pass.w + w_row * w_bytes, w_rows * w_bytes), pass.scales_of_w<kScales>(expert, column0, w_rows), k,
           wave_split::w_lane_offset<kW>(k, lane), lane);
       const uint32_t column = column0 + lane / kTile * dev::kColumnsPerLane;
-      // Those of the tiles that the wave stores come while it multiplies.
+      // The scales of the tiles that the wave stores arrive while it multiplies.
       SlotScales<kScales> scales[kAlone ? kRowTiles : 1];
       if constexpr (kAlone) {
 #pragma unroll
@@ -295,6 +295,31 @@ void launch_split(Kernel alone, Kernel shared, Problem problem, int64_t rows, in
   const auto threads = static_cast<uint32_t>(waves * (columns / kTile) * dev::kWaveSize);
   const uint32_t lds = waves == 1 ? 0 : threads / dev::kWaveSize * kRowTiles * wave_split::kTileBytes;
   launch(waves == 1 ? alone : shared, problem, static_cast<const Rest&>(problem), grid, threads, lds, stream);
+}
+
+/// The entry for both formats of W. Writes out[slot] for every slot of a tile in use; other rows stay as they are. out bf16, at
+/// least num_valid_tokens rows of N; a_q e4m3 in the architecture's format (or uint8) [M_act, K]; w like a_q [E, N, K], or two
+/// e2m1 elements in a byte, the first in its low half: uint8 [E, N, K/2]; the scales e8m0 (or uint8) [M_act, K/32], [E, N, K/32];
+/// the index tensors int32; mul_weight_by float32 [num_valid_tokens] or None; bias float32 [E, N] or None, added before the
+/// weight; waves for each 16 columns 1, 2, 4 or 8; columns of a work-group 16 to 128.
+template <int kRowTiles, Elements kW>
+void grouped_split(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
+                   Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, OptionalTensor bias,
+                   int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m,
+                   int64_t rows, int64_t waves, int64_t columns, hipStream_t stream) {
+  static_assert(kRowTiles == 1 || kRowTiles == 2);
+  constexpr bool kFp4 = kW == Elements::e2m1;
+  HF_CHECK_ARCH(w, "gfx950", "gfx942");
+  const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                       num_valid_tokens, M_act, a_div, block_m, mxfp8::payload_of(w), kFp4};
+  Problem problem = checked(given);
+  take_output(problem, out, mul_weight_by, given);
+  if constexpr (kFp4)
+    launch_split<kRowTiles>(mxfp4_grouped_split<kRowTiles, true>, mxfp4_grouped_split<kRowTiles, false>, problem, rows, waves,
+                            columns, stream);
+  else
+    launch_split<kRowTiles>(mxfp8_grouped_split<kRowTiles, true>, mxfp8_grouped_split<kRowTiles, false>, problem, rows, waves,
+                            columns, stream);
 }
 
 }  // namespace hf::moe

@@ -7,9 +7,9 @@
 //                  n0 + 64 |=========================|   tile 1 of wave 0: in flight while tile 0 is multiplied
 //             ...
 //
-// With a K of few steps a work-group of one tile per wave mostly waits: for its start (an XCD starts one each 17 ns as modelled,
-// in which its compute units receive 14 KB), for its slots, for its rows of A and for its store, in turn. Here a wave waits for
-// them once, and from then on has kAhead tiles in flight.
+// With a K of few steps a work-group of one tile per wave mostly waits: for its start (one each 17 ns on an XCD, modelled, in
+// which its compute units receive 14 KB), its slots, its rows of A and its store, in turn. Here a wave waits for them once and
+// then has kAhead tiles in flight.
 //
 // Grid as for split_kernel.h, which finds the slots; a work-group has kSide waves side by side, and tile_columns columns.
 // Bytes: an expert's weight once for every 16 slots of a tile; A once per work-group, from cache.
@@ -52,7 +52,8 @@ struct ShortRows {
     for (int s = 0; s < kSteps; ++s)
       sums = dev::mfma_scaled_e4m3(dev::mfma_operand(pieces[s][0], pieces[s][1]), scale(s, group),
                                    dev::mfma_operand(b.pieces[s][0], b.pieces[s][1]), b.scale(s, group), sums);
-    // Opaque: clang 22 would move the instructions to where only lanes with a slot are active, and the lanes' scales with them.
+    // Opaque: clang 22 would move the instructions, and with them the lanes' scales, to where only lanes with a slot are
+    // active.
     return dev::lane_vector_here(sums);
   }
 };

@@ -10,8 +10,8 @@
 //         127  +----------------+--        largest over the wave's tiles of keys, then over the four lanes of a query
 //
 //   a wave owns a block of 16, 32, 64 or 128 keys; its tiles of keys may lie in as many pages. fp8 keys become bf16 or f16,
-//   exactly; products are exact in fp32, sums are in fp32. The largest keeps a NaN. Keys after a token's own are replaced
-//   by -inf before, whatever they hold.
+// exactly; products are exact in fp32, sums are in fp32. The maximum keeps a NaN. Scores of keys after a token's own are
+// replaced by -inf first, whatever these keys hold.
 //
 // Bytes: a block's keys are read once for 16 kTiles queries (16 KiB at D = 128 in fp8, twice that in 16 bits), a score is
 // written once. All of a wave's loads are under way at once, so memory is the bound from about four waves a compute unit on,
@@ -134,7 +134,8 @@ __global__ __launch_bounds__(kMaxWaves* dev::kWaveSize) void block_scores_kernel
     dev::u32x4 rows[kKeyTiles][kLoads];
 #pragma unroll
     for (uint32_t t = 0; t < kKeyTiles; ++t) {
-      // A tile past the sequence's end or the block's may be in no page: the first one stands in, and counts for nothing.
+      // A tile past the end of the sequence or block may be in no page: the first tile is read instead, and its scores are
+      // masked.
       const uint32_t key = first + kTile * min(t, last_tile);
       const bool there = key < length;
       const uint32_t at = there ? key : first, page = there ? pages[t] : pages[0];
@@ -143,7 +144,7 @@ __global__ __launch_bounds__(kMaxWaves* dev::kWaveSize) void block_scores_kernel
       for (int i = 0; i < kLoads; ++i)
         rows[t][i] = *reinterpret_cast<const dev::u32x4*>(tile + (column * slot_stride + kLoadBytes * group) + kRowStep * i);
     }
-    // How many of the block's keys, counted from the lane's first one on, the token of a column sees.
+    // The number of the block's keys, from the lane's first one on, that the token of a column sees.
     int32_t seen[kTiles];
 #pragma unroll
     for (int c = 0; c < kTiles; ++c) {

@@ -1,6 +1,6 @@
-// The part of HIP that the kernels use. hip/hip_runtime.h and the header that clang puts before every HIP source take most of
-// the time of a small kernel's build, so a module that says "bare": true is compiled without either (and without the
-// device libraries), and has this instead. In any other module this is hip/hip_runtime.h.
+// The part of HIP that the kernels use. hip/hip_runtime.h and the header that clang puts before every HIP source take most of a
+// small kernel's build time. A module with "bare": true is compiled without either (and without the device libraries) and uses
+// this header instead; in any other module it includes hip/hip_runtime.h.
 #pragma once
 
 #if defined(__CLANG_HIP_RUNTIME_WRAPPER_INCLUDED__)
@@ -35,7 +35,7 @@ struct dim3 {
 };
 typedef struct ihipStream_t* hipStream_t;
 enum hipError_t : uint32_t { hipSuccess = 0 };
-// The runtime's version of the structure is in its name, and in that of the function which fills it.
+// The name of the structure, like that of the function which fills it, carries the runtime's version.
 struct hipDeviceProp_tR0600 {
   alignas(8) char before[1160];
   char gcnArchName[256];

@@ -1,6 +1,6 @@
 // The end of a computation whose K (or keys) several work-groups share, in one launch: each leaves its part in a workspace,
-// and the last of them to arrive adds all parts in their order. No work-group waits for another, so it ends whatever the
-// order in which they run; results do not depend on which one was last.
+// and the last of them to arrive adds all parts in their order. No work-group waits for another, so the launch ends in any
+// order of work-groups; results do not depend on which one was last.
 //
 //   parts   0   1   2   3        each: stores its part past the caches, waits until that is complete, meets a partner
 //            \ /     \ /         a meeting: exchange the word of the pair with the launch's number. Who finds that number
@@ -8,12 +8,12 @@
 //              \     /
 //                 x              who comes second here has every part before it
 //
-// The words need no initialisation and no memory of their own between launches: what an allocator hands out holds this
-// launch's 64-bit number only by chance (2^-64), and a launch leaves zeros, so a captured graph may replay it. Every launch
-// in flight has a workspace of its own, as it comes from the caller's allocator: any streams may run the same operation.
+// The words need no initialisation and need not be kept between launches: fresh memory holds this launch's 64-bit number only
+// by chance (2^-64), and a launch leaves zeros, so a captured graph may replay it. Every launch in flight has its own workspace
+// from the caller's allocator, so several streams may run the same operation.
 //
 // The L2 caches of different dies are not coherent: parts are stored with sc1 (through to memory), read with sc0 sc1 (not from
-// a cache), and a wave's stores are complete once it has waited for them. So nothing has to be written back or invalidated.
+// a cache), and a wave's stores are complete once it has waited for them. So no cache has to be written back or invalidated.
 #pragma once
 
 #include <time.h>
@@ -83,8 +83,8 @@ inline uint64_t launch_number() {
   return x | 1;
 }
 
-/// The workspace of work-groups that share K: at least `bytes` of float32 at a multiple of 16 bytes. `splits` is how many
-/// share it, `name` what the caller calls that.
+/// The workspace of work-groups that share K: at least `bytes` of float32 at a multiple of 16 bytes. `splits` work-groups share
+/// it; `name` is the caller's name for that number.
 inline uint8_t* check_split_workspace(const OptionalTensor& workspace, uint64_t bytes, int64_t splits,
                                       const char* name = "k_splits") {
   const uint64_t count = bytes / sizeof(float);

@@ -17,7 +17,7 @@ __device__ inline float power_of_2(float x) { return __builtin_amdgcn_exp2f(x); 
 /// a / b, correctly rounded.
 __device__ inline float quotient(float a, float b) { return a / b; }
 
-/// `value` limited to [low, high]; what it gives for a NaN is not defined.
+/// `value` limited to [low, high]; undefined for a NaN.
 __device__ inline float limited(float value, float low, float high) { return __builtin_amdgcn_fmed3f(value, low, high); }
 
 /// `value` limited to [-limit, limit]; a NaN stays NaN. The result of an overflowing conversion depends on a mode bit.
@@ -37,8 +37,9 @@ __device__ inline void atomic_count(uint32_t* counter) {
   __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 
-/// A product of fp32 numbers that is rounded to half next. LLVM before August 2026 folds the two into v_fma_mixlo_f16 with an
-/// addend of +0, which makes +0 of a product of -0; what an assembler statement has touched is not folded.
+/// A product of fp32 numbers that is rounded to half next. LLVM before August 2026 folds product and conversion into
+/// v_fma_mixlo_f16 with an addend of +0, which turns a product of -0 into +0; an assembler statement on the product prevents
+/// that.
 template <class T>
 __device__ inline T before_rounding_to_half(T product) {
 #pragma unroll

@@ -29,7 +29,7 @@ __device__ inline i32x8 mfma_operand(u32x4 first_half, u32x4 second_half) {
 /// A scale that is the same in all lanes, a constant for example, in a vector register. From a scalar register or an inline
 /// constant gfx950 takes bits 30:23, as if it were a float, instead of the selected byte; clang before 22 does not know that
 /// (LLVM pull request 158117). The build refuses a module with a scale outside the vector registers. Scales that each lane
-/// loads for itself need nothing: no scalar register can hold them, and an asm on them costs registers (8 in mxfp4_gemm).
+/// loads for itself need no such copy: no scalar register can hold them, and an asm on them costs registers (8 in mxfp4_gemm).
 __device__ inline uint32_t scale_in_vgpr(uint32_t scale) { return lane_value_here(scale); }
 
 /// accumulator + (A scaled by a_scale) (B scaled by b_scale); only byte kByte of each scale counts.

@@ -1,5 +1,5 @@
-// What the split-K GEMMs share: the store of a tile whose lanes hold four neighbouring columns of an output row, and the
-// check of the number of splits.
+// Shared by the split-K GEMMs: the store of a tile whose lanes hold four neighbouring columns of an output row, and the check
+// of the number of splits.
 #pragma once
 
 #include "hipforge/amd/hip.h"

@@ -12,8 +12,8 @@ constexpr int kWaveRow = 16;  // lanes that a DPP row operation spans
 /// A value known to be the same in all lanes, as a scalar register.
 __device__ inline uint32_t uniform(uint32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 
-/// The same value (of one lane, or of the whole wave), opaque to the optimiser, so that what is computed from it stays
-/// where it is used. Otherwise the compiler hoists the invariants of all branches out of loops, at the cost of registers.
+/// The same value (of one lane, or of the whole wave), opaque to the optimiser, so that computations from it stay at their
+/// uses. Otherwise the compiler hoists the invariants of all branches out of loops, at the cost of registers.
 __device__ inline uint32_t lane_value_here(uint32_t value) {
   asm volatile("" : "+v"(value));
   return value;
@@ -54,14 +54,14 @@ __device__ inline uint32_t from_pair_lane(uint32_t value) {
   return __builtin_amdgcn_mov_dpp(static_cast<int32_t>(value), kQuadPerm, 0xF, 0xF, true);
 }
 
-/// A word at an address that is the same in all lanes and that the kernel never writes, loaded by the scalar unit. The
-/// compiler does so by itself only where it can prove both.
+/// A word at an address that is the same in all lanes and that the kernel never writes, loaded by the scalar unit. The compiler
+/// uses the scalar unit by itself only where it can prove both.
 __device__ inline int32_t load_constant(const int32_t* address) {
   using Constant = const __attribute__((address_space(4))) int32_t;
   return *reinterpret_cast<Constant*>(reinterpret_cast<uintptr_t>(address));
 }
 
-/// The kernel's only argument, read where it is needed: nothing keeps it in scalar registers till then, which the loops fill.
+/// The kernel's only argument, read from memory where it is needed, because the loops fill the scalar registers until then.
 template <class T>
 using Late = __attribute__((address_space(4))) T;
 template <class T>
@@ -109,7 +109,7 @@ __device__ inline uint32_t lane_count(LaneMask mask) { return static_cast<uint32
 __device__ inline void wave_fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront"); }
 
 /// Moves the values of the lanes that keep theirs to the front, in order, and sets `count` to how many there are (the
-/// same in all lanes). What lanes from `count` on receive has no meaning.
+/// same in all lanes). Lanes from `count` on receive a meaningless value.
 __device__ inline uint32_t kept_to_front(uint32_t value, bool keep, uint32_t lane, uint32_t& count) {
   const LaneMask kept = lanes_with(keep);
   const uint32_t before = lanes_before(kept);
@@ -189,7 +189,7 @@ __device__ inline float wave_sum(float value) {
 
 namespace detail {
 
-// The elements are copied out first: clang 22 reads element 0 whichever element of a vector is given to bit_cast.
+// The elements are copied out first: given an element of a vector, clang 22's bit_cast reads element 0.
 template <class Pair>
 __device__ inline float add_pair(Pair swapped) {
   const uint32_t first = swapped[0], second = swapped[1];

@@ -1,4 +1,4 @@
-// What a GEMM in tiles is given, and the sizes that follow from a tile: constants of kernel.h, and of the host that launches it.
+// The arguments of a GEMM in tiles, and the sizes that follow from a tile; for kernel.h and for the host code that launches it.
 #pragma once
 
 #include "hipforge/amd/hip.h"
@@ -39,7 +39,7 @@ struct Problem {
   uint32_t aligned_scales;  // rows of both scale tensors start at a multiple of 4 bytes; shuffled ones always do
   uint32_t shuffled;        // W and its scales
   uint32_t aligned_output;  // 16 bytes of an output row can be stored at once
-  // Without MX scales: out is f16; which scale a row of X, a row of W has, 0 where there is one for all.
+  // Without MX scales: whether out is f16, and the strides of the scales of X and W, 0 where one scale serves all rows.
   uint32_t half_output, x_scale_step, w_scale_step;
 };
 

@@ -1,4 +1,4 @@
-// The element formats of the tiles: how many elements a byte holds, and what the scaled 32 x 32 x 64 MFMA of gfx950 takes.
+// The element formats of the tiles: elements in a byte, and the operands of the scaled 32 x 32 x 64 MFMA of gfx950.
 //
 // A half of a stage's row is 64 bytes, of which a lane has two chunks of 16: chunk 2 i + g of the half, g = lane / 32.
 //

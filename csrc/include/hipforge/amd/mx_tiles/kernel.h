@@ -10,23 +10,23 @@
 //
 // W is the instruction's A operand: a lane ends with four neighbouring columns of one output row at a time.
 //
-// A stage is filled by loads that go straight to LDS, 1 KiB (8 whole rows) each. They write lane after lane, so what
-// is swizzled is where a lane loads from: the 16-byte chunk c of row r lies in slot c ^ (r / 2 % 8), and the 16 lanes
-// that LDS serves together touch all 64 banks once. Scale bytes come 64 to a row (2048 k), because a cache line is
-// the least that L2 delivers; word d of row r lies in slot d ^ (r / 4 % 8). Shuffled scales keep their order in LDS: 256 bytes
-// for 32 rows and a step. Reads of operands have no bank conflicts.
+// A stage is filled by loads that go straight to LDS, 1 KiB (8 whole rows) each. They write lane after lane, so the swizzle is
+// in the addresses that lanes load from: the 16-byte chunk c of row r lies in slot c ^ (r / 2 % 8), and the 16 lanes that LDS
+// serves together touch all 64 banks once. Scale bytes come 64 to a row (2048 k), because a cache line is the least that L2
+// delivers; word d of row r lies in slot d ^ (r / 4 % 8). Shuffled scales keep their order in LDS: 256 bytes for 32 rows and a
+// step. Reads of operands have no bank conflicts.
 //
 // One step, 128 bytes of each row (128 k of e4m3, 256 of e2m1), is two halves of 64 with registers of their own:
 //   first half:  multiply half 0 | read half 1 of this stage from LDS
 //   barrier:     this stage is read by all, the next one has arrived
 //   second half: multiply half 1 | read half 0 of the next stage
-// A stage's loads for a later step are spread evenly over the step that follows its release: a compute unit can have 32 KiB
-// in flight, and a wave that must wait to issue a load issues no matrix instruction either. Where LDS holds two stages
-// only (256 x 256), the waves meet once more as soon as W's rows are read, and W's part is loaded from there on.
+// A stage's loads for a later step are spread evenly over the step that follows its release: a compute unit can have 32 KiB in
+// flight, and a wave that must wait to issue a load issues no matrix instruction either. Where LDS holds only two stages (256 x
+// 256), the waves meet once more as soon as W's rows are read, and load W's part from there on.
 //
-// Neighbouring work-groups share rows of X or of W. If all of them take the steps in the same order, all wait for HBM for
-// every line. So every window of four steps begins at another step in neighbouring work-groups: at a window's first step
-// each of them waits for HBM, for lines that the others then find in L2.
+// Neighbouring work-groups share rows of X or of W. If all took the steps in the same order, all would wait for HBM for every
+// line. So neighbouring work-groups begin a window of four steps at different steps: at its first step each waits for HBM, for
+// lines that the others then find in L2.
 //
 // Bytes: a work-group loads (BM + BN) 128 bytes per step, of which its XCD's L2 has most: the work-groups of an XCD are
 // neighbouring tiles. 256 x 256: 64 KiB for 128 matrix instructions of 64 cycles (e2m1: 256 of 32) on four SIMDs, 32 bytes
@@ -38,12 +38,12 @@
 //
 // Results leave through LDS, so that every store is a whole line. With split K a work-group leaves its f32 sums in a
 // workspace, as its lanes hold them, and the last of a tile's work-groups adds them in the order of the splits
-// (last_group.h): 4 BM BN bytes written and read again for each split, by one launch. An XCD has neighbouring tiles of one
-// part of K, and each begins at another of its tiles, so that all of them have a share of the additions.
+// (last_group.h): 4 BM BN bytes written and read again for each split, by one launch. An XCD has neighbouring tiles of one part
+// of K. Each XCD begins at another of its tiles, so that all of them share the additions.
 //
 // Tails: each tile's resources cover exactly its own rows, so rows past M and N read 0, and any tensor size works; a
-// lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are 0, since what
-// lies there, a next row or padding, may be NaN.
+// lane whose chunk is past K, or past the last step of its split, is out of range too. Scales past the end are replaced by 0,
+// since the next row or padding there may be NaN.
 #pragma once
 
 #include "hipforge/amd/buffer.h"
@@ -240,8 +240,8 @@ struct Tile {
   }
 
   // --- from LDS to registers ---
-  // Addresses are made from one register where they are used: kept over the loop, all of them would be 30.
-  // One of the kReads reads of a half, from a stage: W's chunks, then X's into registers that the half before has left.
+  // Addresses are computed from one register at each use: kept over the loop they would take 30.
+  // One of the kReads reads of a half, from a stage: W's chunks, then X's into registers that the previous half has released.
   // Rows of a tile start at multiples of 32, so that the swizzle is the lane's own.
   __device__ __forceinline__ void read(Operands& to, uint32_t from, int which_half, int index) const {
     const bool is_x = index >= 2 * C::kColumnTiles;
@@ -286,7 +286,7 @@ struct Tile {
       for (int t = 0; t < C::kColumnTiles; ++t) scales.w[t][0] = next_scales.w[t][0] >> lane / kTile * 8;
       return;
     }
-    // Blocks past K have scales of a next row, or padding: NaN perhaps, which a payload of zeros would not hide.
+    // Blocks past K have scales of the next row or of padding: they may be NaN, which a payload of zeros would not hide.
     const uint32_t left = min<uint32_t>(blocks() - k_step(step) * (kStep / kMxBlock), kStep / kMxBlock);
     const uint64_t exists = ~uint64_t{0} >> (64 - 8 * left);
     // Plain, word h has the bytes of half h. Shuffled, word i has those of instruction i in both halves, each for two rows.
@@ -343,11 +343,11 @@ struct Tile {
     });
   }
 
-  // Without branches: where there is one, the compiler moves matrix instructions past it. The last steps load and read
-  // what does not exist: zeros, without traffic, into a stage and registers that are free.
+  // Without branches: where there is one, the compiler moves matrix instructions past it. The last steps load and read zeros
+  // past the end, without traffic, into a free stage and free registers.
   __device__ __forceinline__ void multiply_step(uint32_t step) {
     constexpr int kWReads = 2 * C::kColumnTiles;
-    // All reads go behind the first three quarters of the half, so that no wave waits for them at its end.
+    // All reads are issued in the first three quarters of the half, so that no wave waits for them at its end.
     constexpr int kReading = kHalfSlots - kHalfSlots / 4;
     static_assert(!C::kEarlyRows || kMeet * kReads / kReading >= kWReads, "W is read when the waves meet");
     take_scales(step);
@@ -441,8 +441,8 @@ struct Tile {
     }
   }
 
-  // As stage_band, from what kSplits work-groups have stored: from memory even the own part, since sums that are also
-  // accumulators would take registers of the loop.
+  // As stage_band, from the sums that kSplits work-groups have stored. The own part comes from memory too, since sums kept in
+  // the accumulators would take registers of the loop.
   template <int kSplits>
   __device__ __forceinline__ void add_band(uint32_t band, uint32_t r, dev::Buffer parts) const {
     constexpr int kOfBand = 4 * C::kColumnTiles, kAtOnce = kSplits == 8 ? 2 : 4;
@@ -566,8 +566,8 @@ __device__ __forceinline__ void multiply_tile([[maybe_unused]] const Problem& p)
   Tile<C> computed(lds_address, p, at.row0(), at.column0(), begin, end,
                    (at.row_tile % kGroupRows + at.column_tile) % kWindow);
   computed.run();
-  wait_and_meet<0>();  // the stages become room for results
-  // Where its results belong is computed again, because the loop fills the scalar registers.
+  wait_and_meet<0>();  // the results take the stages' LDS
+  // The place of the results is computed again, because the loop fills the scalar registers.
   const dev::Late<Problem>& late = dev::arguments_here<Problem>();
   const Place<C> here(late, dev::wave_value_here(blockIdx.x));
   if (late.log2_splits == 0) {

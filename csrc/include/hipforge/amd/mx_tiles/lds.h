@@ -1,4 +1,4 @@
-// What the tiles of an MX GEMM do with LDS by assembler: loads that go straight there, waits and barriers; and loops over
+// LDS operations of the tiles of an MX GEMM in assembler: loads from memory straight to LDS, waits and barriers; and loops over
 // numbers that these instructions need at compile time.
 #pragma once
 
