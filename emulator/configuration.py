@@ -27,10 +27,10 @@ class Options:
         arch: ``gfx950`` or ``gfx942``: the device that the HIP runtime presents.
         cu_count: its compute units.
         threads: worker threads of one launch, 0 for one per core.
-        check_memory: every global and scratch access lies inside a live allocation or an argument's exact extent.
+        check_memory: global and scratch accesses outside live allocations and the arguments' exact extents.
         check_uninit: reads of registers or LDS that were never written.
-        check_waits: results become visible only when ``s_waitcnt`` says so.
-        check_races: LDS accesses of different waves that no barrier, flag or lock orders (the rules stand in
+        check_waits: uses of a result before ``s_waitcnt`` has waited for it.
+        check_races: LDS accesses of different waves that no barrier, flag or lock orders (rules:
             ``emulator/native/lds_shadow.h``).
         check_global_races: accesses of global memory by different work-groups that no atomic with its fences orders
             (``emulator/native/global_races.h``). Runs work-groups one after another on one thread and remembers every

@@ -315,7 +315,7 @@ _uncounted = contextvars.ContextVar("hipforge_uncounted", default=False)
 
 @contextlib.contextmanager
 def uncounted() -> Iterator[None]:
-    """Run launches at full speed in the block: nothing is counted, and what would return counters returns empty ones.
+    """Run launches at full speed in the block: nothing is counted; functions that return counters return empty ones.
 
     An op outside :func:`counters` counts nothing anyway; this is for :func:`hipforge.emulator.launch` and for Triton
     kernels.

@@ -31,7 +31,7 @@ _FROM_THE_HOST = frozenset({torch.ops.aten.lift_fresh.default})  # torch.tensor(
 class Graph:
     """What :func:`capture` recorded. The memory of every tensor that it reads or writes lives as long as it does.
 
-    It reads and writes that memory: a tensor whose ``data`` is exchanged later no longer shows it.
+    A replay reads and writes that memory, so a tensor whose ``data`` is replaced later no longer shows its results.
 
     Attributes:
         nodes: the kernels and torch operations in the order of the replay; set when the capture ends.

@@ -318,6 +318,6 @@ def _failure(
         f"rerun: cd {shlex.quote(str(place))} && {failed.command}\n"
         f"{failed.first_error}{failed.hint}"
     )
-    if dependencies:  # else nothing could tell that the cause has gone
+    if dependencies:  # otherwise nothing could tell that the cause has gone
         failures.remember(place, spec, message, dependencies)
     return BuildError(message)

@@ -23,7 +23,7 @@ from hipforge.jit.hip_module import Request
 from hipforge.jit.spec import BuildSpec
 
 _POLL_S = 0.05
-_REST = 50  # times as long as a look at all that is being built took, at the least: under 2 % of one core
+_REST = 50  # at least so many times as long as the last look at the running builds: under 2 % of one core
 _LINK_JOBS = 1
 UNKNOWN_S = 5.0
 """Of a library without a recorded build: the mean of the shipped ones, measured with clang 22 on two busy cores."""
@@ -124,7 +124,7 @@ def _plan(request: Request, *, use: bool) -> Planned:
 
 
 def expected_seconds(planned: Iterable[Planned], jobs: int) -> float:
-    """Return about how long building what is missing of ``planned`` takes with ``jobs`` commands at once.
+    """Return the estimated seconds to build the missing part of ``planned`` with ``jobs`` commands at once.
 
     A library without a recorded build is taken to need the mean of the others, or ``UNKNOWN_S``.
     """

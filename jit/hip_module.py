@@ -1,6 +1,7 @@
 """A registry entry, a variant and an architecture → the spec of one HIP module.
 
-The *portable* ingredients (sources, flags, variant, target, ABI) need no compiler: prebuilt modules match on them.
+The *portable* ingredients (sources, flags, variant, target, ABI) need no compiler; prebuilt modules are matched by
+them.
 
 Known gap: what a generator reads is taken from its command line; a file it opens by itself is not noticed, unless it
 is a Python file beside the script.

@@ -1,7 +1,7 @@
 """Host-only shared libraries from C and C++ sources: the binding extension and the emulator.
 
 They go through the same cache as HIP modules, under the target ``host``. Prebuilt ones are compiled for
-``HIPFORGE_HOST_MARCH`` in place of ``-march=native`` and are used by machines with those instructions alone.
+``HIPFORGE_HOST_MARCH`` in place of ``-march=native`` and are used only by machines with those instructions.
 """
 
 from __future__ import annotations

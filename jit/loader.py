@@ -1,7 +1,7 @@
 """From a module's name to its loaded library.
 
-A library is loaded once per process. What it is (its digest, the GPU it is for) is checked before ``dlopen``, because
-loading cannot be undone.
+A library is loaded once per process. Its digest and its GPU are checked before ``dlopen``, because loading cannot be
+undone.
 """
 
 from __future__ import annotations

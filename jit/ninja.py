@@ -2,7 +2,7 @@
 
 The body names every file by placeholder, so that it is the same wherever the package lies, and enters the cache key.
 The prologue, which assigns the placeholders, does not enter it. ninja runs commands in order and in parallel, no more.
-It never decides whether something is up to date, because every build starts in an empty directory.
+It never decides whether a file is up to date, because every build starts in an empty directory.
 """
 
 from __future__ import annotations

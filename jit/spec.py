@@ -1,8 +1,9 @@
 """What is wanted (:class:`Request`, before any compiler is known) and all that determines it (:class:`BuildSpec`).
 
 ``ingredients`` is a flat table of names and short texts: digests, versions, commands with placeholders. The key is its
-digest, so that everything in the key has a name that ``hipforge cache why`` can print. What only a compiler's run shows
-(the headers it read, a generator's output) is in the entry's manifest and in the second half of its directory name.
+digest, so that everything in the key has a name that ``hipforge cache why`` can print. Facts that only a compiler's run
+shows (the headers it read, a generator's output) are in the entry's manifest and in the second half of its directory
+name.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Binary:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Binary, abc.ABC):
-    """What is wanted: a HIP module or a host library. ``portable`` are the ingredients that need no compiler."""
+    """A request for a HIP module or a host library. ``portable`` are the ingredients that need no compiler."""
 
     portable: Mapping[str, str]
 

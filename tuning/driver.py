@@ -132,7 +132,7 @@ def tune(
 
 
 def landscape(cell: str, done: Done) -> plots.Landscape:
-    """Return what a search found as a picture shows it: measured times, else modelled ones.
+    """Return a search's times for a picture: measured times, else modelled ones.
 
     Where the model of time saw only some candidates, only those are shown: times from counts are not comparable with
     its times.

@@ -1,4 +1,4 @@
-// What vector and scalar memory handlers share: lane addresses, the extent check, accounting, LDS bounds.
+// Shared by vector and scalar memory handlers: lane addresses, the extent check, accounting, LDS bounds.
 #pragma once
 
 #include "core.h"

@@ -10,7 +10,7 @@
 
 namespace hfemu {
 
-// What one lane moves. Stores use ubyte, ushort, their d16_hi forms and the dwords.
+// The data of one lane. Stores use ubyte, ushort, their d16_hi forms and the dwords.
 enum class MemoryShape : uint8_t {
   ubyte, sbyte, ushort, sshort, dword1, dword2, dword3, dword4,
   ubyte_d16, ubyte_d16_hi, sbyte_d16, sbyte_d16_hi, short_d16, short_d16_hi,

@@ -13,8 +13,8 @@ struct BufferDescriptor {
 // The descriptor in in.sbase; swizzling and thread-id addressing are not supported and fault.
 BufferDescriptor buffer_descriptor(const Wave& w, const ExecInst& in);
 
-// Host addresses of the lanes; returns the active lanes whose whole access is in range. For the others `partial` holds
-// the number of leading dwords that are (raw buffers only). Other lanes' addresses repeat a valid lane's.
+// Host addresses of the lanes; returns the active lanes whose whole access is in range. For each other active lane
+// `partial` holds the number of leading dwords in range (raw buffers only), and its address repeats a valid lane's.
 uint64_t buffer_addresses(const Wave& w, const ExecInst& in, const BufferDescriptor& d, uint64_t exec, uint32_t bytes,
                           LaneAddresses& a, uint32_t* partial);
 void restore_addresses(const Wave& w, const ExecInst& in, const BufferDescriptor& d, LaneAddresses& a);

@@ -120,7 +120,7 @@ void Checkers::begin_group(Workgroup& group, Wave* waves, uint32_t count) {
 }
 
 // A register beyond those that the kernel descriptor requests belongs to another wave. Some code names VGPRs above its
-// accum_offset; both kinds share one file, so what counts is its size.
+// accum_offset; both kinds share one file, so only the file's size limits them.
 void Checkers::check_range(const Wave& w, const ExecInst& in, const RegisterUse& u) {
   const uint32_t last = std::max<uint32_t>(u.vgprs, u.agprs ? u.agprs + first_acc_ : 0);
   if (last > registers_)
@@ -200,7 +200,7 @@ void Checkers::before(Wave& w, const ExecInst& in, uint32_t index) {
     if (std::max<uint32_t>(u.vgprs, u.agprs + first_acc_) > registers_) [[unlikely]] check_range(w, in, u);
     scalar_ = u.flow == Flow::scalar && !wholly_defined(s, u) ? scalar_result(w, in) : ScalarResult{};
     check_defined(w, in, u, index);
-    // v_cndmask may overwrite nothing it reads, but its mask is needed once it has run.
+    // The mask of a v_cndmask, for the propagation after it has run.
     if (u.flow == Flow::select && in.src[2].kind == SourceKind::sgpr) select_mask_ = w.s64(in.src[2].reg);
   }
   if (!u.counts_vm && !u.counts_lgkm) return;
@@ -306,8 +306,8 @@ void Checkers::propagate(Wave& w, const ExecInst& in, const RegisterUse& u, uint
   }
 }
 
-// 64-bit results whose halves depend on different registers: compilers leave the high half of an addend undefined where
-// only the low result matters, and packed f32 operations are two independent ones.
+// 64-bit results whose halves depend on different registers: compilers leave an addend's high half undefined where only
+// the low result matters, and a packed f32 operation is two independent ones.
 bool Checkers::propagate_halves(WaveShadow& s, const ExecInst& in, uint32_t index, uint64_t exec) {
   const Inst& i = *in.inst;
   bool packed = false;

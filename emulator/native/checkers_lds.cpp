@@ -107,7 +107,7 @@ void remember_read(const LdsAccess& c, LdsRecord& rec, int lane) {
   const uint32_t* known = c.me.clock.lgkm;
   const auto lane8 = static_cast<uint8_t>(lane);
   if (rec.several && rec.read_epoch != c.shadow.epoch) {
-    // After the next barrier a single record may be enough again.
+    // After the next barrier one record may suffice again.
     const WaveSet& set = c.shadow.sets[rec.readers];
     rec.several = false;
     for (uint32_t v = 0; v < c.shadow.wave_count; ++v) rec.several |= v != c.wave && known[v] < set.seq[v];
@@ -192,7 +192,8 @@ void copy_set(LdsShadow& shadow, uint32_t& index, bool& owned, bool used) {
   shadow.sets[index] = set;
 }
 
-// A record stands for a dword until an access takes part of it; then each byte has its own, until all are written again.
+// A record covers a dword until an access takes part of it; then each byte has its own record until all are written
+// again.
 void touch_dword(LdsAccess& c, uint32_t address, uint32_t bytes, int lane) {
   LdsRecord& rec = c.shadow.dwords[address / 4];
   if (rec.group != c.shadow.group) {

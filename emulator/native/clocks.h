@@ -1,4 +1,5 @@
-// What a wave knows of the memory accesses of the others: positions in each wave's own counters of issued accesses.
+// A wave's vector clock: for every wave, the position in that wave's counters up to which its memory accesses are
+// known.
 //
 // An access is known by its wave and its place in the counter that completes it: lgkmcnt for LDS operations (DS and
 // FLAT), vmcnt for LDS DMA and global memory. Those counters are the vector clock: wave v's access with sequence number
@@ -35,8 +36,8 @@ struct Clock {
   }
 };
 
-// The clocks that releases have left in words. They never change; words and waves hold their numbers. After a barrier
-// every wave has acquired all that was released before it, so older clocks are dropped.
+// The clocks that releases have left in words. A clock never changes; words and waves hold its number. After a barrier
+// every wave has acquired all earlier releases, so their clocks are dropped.
 class ClockPool {
  public:
   static constexpr uint32_t kNone = 0;
@@ -47,7 +48,7 @@ class ClockPool {
   }
   // Null: none, or older than the last barrier.
   const Clock* find(uint32_t id) const { return id < first_ ? nullptr : &clocks_[id - first_]; }
-  // What a read-modify-write leaves in the word: its own release and those that it read.
+  // The clock that a read-modify-write leaves in the word: its own release and those that it read.
   uint32_t join(uint32_t a, uint32_t b) {
     if (a == b || find(a) == nullptr) return b;
     uint32_t& known = joins_[uint64_t{a} << 32 | b];

@@ -42,8 +42,8 @@ enum class ArgKind : uint8_t {
   hidden_hostcall, hidden_heap,
 };
 
-// What a kernel gets for services that the emulator lacks: addresses outside user space, so that using one is a fault
-// which launch() can explain.
+// Pointers to services that the emulator lacks: addresses outside user space, so that their use is a fault which
+// launch() can explain.
 constexpr uint64_t kHostcallAddress = 0x1CA11'0000'0000, kHeapAddress = 0x14EA9'0000'0000;
 
 struct KernelArg {

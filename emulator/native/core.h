@@ -54,8 +54,8 @@ using LaneKernel = void (*)(uint32_t* d, const uint32_t* a, const uint32_t* b, c
 
 enum class LaneType : uint8_t { none, b16, f16, b32, f32, b64, f64, pk16, pkf16, mask };
 
-// Whose rounding mode the host's registers must have while a handler runs. Handlers that round by themselves, and those
-// whose hardware counterpart ignores MODE, need nearest-even.
+// The rounding mode that the host's registers must have while a handler runs. Handlers that round by themselves, and
+// instructions that ignore MODE, need nearest-even.
 enum class HostRounding : uint8_t { nearest, single, wide };
 
 enum class OpClass : uint8_t {
@@ -160,7 +160,7 @@ struct alignas(64) Wave {
   }
   void set_s64(uint32_t reg, uint64_t x) { std::memcpy(&s[reg], &x, 8); }
   uint64_t exec() const { return s64(kExec); }
-  // What a wave that can go on does next.
+  // The next action of a wave that can advance.
   WaveState awake() const {
     return indexing || mode.vskip || !mode.plain_arithmetic() ? WaveState::careful : WaveState::running;
   }
@@ -191,7 +191,7 @@ struct Workgroup {
   uint32_t barriers = 0;           // passed so far: the epoch of race checks
 };
 
-// What one host thread owns while it runs work-groups.
+// The state of one host thread while it runs work-groups.
 struct ThreadState {
   AddressMap::Run last[2];         // recently hit runs, most recent first
   AddressMap::Run last_scalar;
@@ -223,8 +223,8 @@ struct FaultError {
 };
 // Throws a FaultError whose text has the reason, kernel, PC, disassembly, work-group, wave and (lane >= 0) lane.
 [[noreturn]] void fault(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
-// What a checker found. Throws like fault(), unless the options allow more reports: then it is kept, once per
-// instruction, and the launch continues.
+// Reports a checker's finding. Throws like fault(), unless the options allow more reports: then the report is kept, one
+// per instruction, and the launch continues.
 void report(const Wave& w, const ExecInst& in, FaultKind kind, const std::string& reason, int lane = -1);
 [[noreturn]] void unsupported(const Wave& w, const ExecInst& in, const std::string& what);
 

@@ -1,4 +1,4 @@
-// Operands, the scalar formats, and what every instruction must satisfy.
+// Operands, the scalar formats, and the conditions on every instruction.
 #include <cstring>
 #include <initializer_list>
 

@@ -71,7 +71,8 @@ void join(Wave& w, const ExecInst& in) {
 
 // --- what reaches outside the wave ------------------------------------------------------------------------------------
 void send_message(Wave& w, const ExecInst& in) {
-  // An interrupt would wake a host thread that waits for a signal in memory; none waits here, the memory is written.
+  // An interrupt would wake a host thread that waits for a signal in memory. No thread waits here, and the memory is
+  // written anyway.
   constexpr int interrupt = 1;
   if ((in.inst->simm & 15) != interrupt)
     unsupported(w, in, "this message: a compute wave has no use for it, and nobody would answer");

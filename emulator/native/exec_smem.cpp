@@ -116,8 +116,8 @@ void register_scalar_memory(OpTable& t) {
   t.special(Op::s_buffer_store_dword, OpClass::smem, &buffer_store<1>);
   t.special(Op::s_buffer_store_dwordx2, OpClass::smem, &buffer_store<2>);
   t.special(Op::s_buffer_store_dwordx4, OpClass::smem, &buffer_store<4>);
-  // No caches or translations are modelled. A discarded line may reach memory on hardware too, where it
-  // was evicted before, so a program cannot rely on losing it.
+  // No caches or translations are modelled. On hardware a discarded line may have been evicted to memory before, so a
+  // program cannot rely on losing it.
   for (const Op op : {Op::s_dcache_inv, Op::s_dcache_wb, Op::s_dcache_inv_vol, Op::s_dcache_wb_vol,
                       Op::s_dcache_discard, Op::s_dcache_discard_x2, Op::s_atc_probe, Op::s_atc_probe_buffer})
     t.special(op, OpClass::smem, &no_operation);

@@ -68,7 +68,7 @@ void add_and_multiply(OpTable& t) {
   LANE(v_add3_u32, (u32 a, u32 b, u32 c) { return a + b + c; });
   LANE(v_lshl_add_u32, (u32 a, u32 b, u32 c) { return (a << (b & 31)) + c; });
   LANE(v_add_lshl_u32, (u32 a, u32 b, u32 c) { return (a + b) << (c & 31); });
-  // Shift amounts above 4 are not meant to occur; the hardware keeps three bits of the amount.
+  // The hardware keeps three bits of the shift amount; amounts above 4 are not meant to occur.
   LANE(v_lshl_add_u64, (u64 a, u32 b, u64 c) { return (a << (b & 7)) + c; });
   LANE(v_xad_u32, (u32 a, u32 b, u32 c) { return (a ^ b) + c; });
   LANE(v_lshl_or_b32, (u32 a, u32 b, u32 c) { return a << (b & 31) | c; });

@@ -57,7 +57,7 @@ uint32_t GlobalRaces::release(const Wave& w) {
   return now_->released[v];
 }
 
-// Opens what the waves of `group` had acquired, as far as it is new.
+// Visits the signals that the waves of `group` had acquired and that are new.
 void GlobalRaces::follow(Knowledge& k, uint32_t group, Fact& fact, const uint32_t* acquired) {
   const auto found = acquired_.find(group);
   if (found == acquired_.end()) return;

@@ -6,14 +6,14 @@
 //   loads    that are complete, if they are the wave's own;
 //   both     of other waves of the group, as far as a barrier or an LDS flag told the wave of them: the waves of a group
 //            share the path to memory, which keeps their accesses in order;
-// and an acquire counts from the wave's next buffer_inv sc1 on, once it has waited for the value. This is what LLVM's
-// memory model for these processors makes of a release and an acquire at agent scope; without the cache instructions the
-// value may stay in, or come from, the L2 of another die or a stale line.
-// Volatile loads and stores carry the marks of system scope, but order nothing; machine code shows only that the value of
-// a load ends no loop and no acquire follows it (polls.cpp). Such a load races with another group's store, unless that
-// was complete when its wave sent a signal that this wave has read: both bypass the caches. It does not race with
+// and an acquire takes effect at the wave's next buffer_inv sc1, once it has waited for the value. LLVM's memory model for
+// these processors compiles release and acquire at agent scope to these instructions; without the cache instructions a
+// value may stay in the L2 of another die or come from a stale line.
+// Volatile loads and stores carry the marks of system scope, but order nothing. Two signs show a volatile load: its value
+// ends no loop, and no acquire follows it (polls.cpp). Such a load races with another group's store, unless the store was
+// complete when its wave sent a signal that this wave has read: both bypass the caches. It does not race with
 // read-modify-writes: reading a counter once is common.
-// A load that begins a loop of compare-and-swap is part of that atomic operation: what it reads is only compared.
+// A load that begins a loop of compare-and-swap is part of that atomic operation: its value is only compared.
 // Otherwise device-scope accesses do not race with each other, and neither do stores of different groups that write the value
 // which is there already. Accesses of one group are not compared with each other.
 //

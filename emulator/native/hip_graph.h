@@ -1,4 +1,4 @@
-// HIP entry points for graphs that captures recorded: instantiate, launch, look at, destroy; and what Python asks of them.
+// HIP entry points for recorded graphs (instantiate, launch, inspect, destroy), and the functions for Python.
 #pragma once
 
 #include <string>

@@ -31,7 +31,7 @@ struct ManagedVariable {
   std::unique_ptr<uint8_t[]> storage;
 };
 
-// What one __hipRegisterFatBinary call brought; its code is loaded when it is first needed.
+// The argument of one __hipRegisterFatBinary call; its code is loaded at its first use.
 struct FatBinary {
   const uint8_t* data = nullptr;
   std::string name;

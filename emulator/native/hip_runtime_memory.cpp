@@ -1,4 +1,5 @@
-// HIP entry points for memory. Host and device share one address space; what is not captured is done within the call.
+// HIP entry points for memory. Host and device share one address space; a call that is not captured completes before it
+// returns.
 #include <cstdlib>
 #include <cstring>
 #include <map>

@@ -1,4 +1,4 @@
-// What the checkers remember of a work-group's LDS, and the rules by which two accesses of different waves are ordered.
+// The checkers' record of a work-group's LDS, and the rules that order two accesses of different waves.
 //
 // Two accesses of one byte by different waves, one of them a write, race unless one happens before the other. Order
 // between waves comes from
@@ -9,10 +9,10 @@
 //   polls             reads that spin (polls.cpp) acquire what the last write left, also that of a plain store.
 // A release covers what is *complete*: accesses that an s_waitcnt of their wave has waited for (lgkmcnt for DS and FLAT,
 // vmcnt for LDS DMA), and what that wave had acquired. The LDS unit executes the operations of all waves in one order
-// (LLVM's AMDGPU memory model), so an unwaited DS access would in fact precede the signal; the wait is demanded
-// nevertheless, because it is the only trace that a fence leaves in machine code, and without the fence a compiler
-// may move the access past the signal. For DMA and FLAT the hardware itself needs it.
-// Reads before a barrier are an exception: that the LDS unit keeps their order is enough unless the strict level is on.
+// (LLVM's AMDGPU memory model), so an unwaited DS access would in fact precede the signal. The wait is required
+// nevertheless: it is the only trace of a fence in machine code, and without the fence a compiler may move the access past
+// the signal. For DMA and FLAT the hardware itself needs the wait.
+// Reads before a barrier are an exception: the LDS unit's order suffices unless the strict level is on.
 // An acquire takes effect once its wave has waited for the value.
 //
 // Which accesses never race with each other:
@@ -25,8 +25,8 @@
 //     as volatile ones are, only where their value can end a loop: a volatile access orders nothing. A flag written
 //     by plain stores of more than 8 bytes, or tested without a loop, or code compiled at -O0 (addresses reloaded from
 //     the stack) is not recognised, and reported.
-//   - stores of different waves that write the value which is there already: whichever comes last, the word is the same,
-//     and compilers do let every wave store one uniform value. A reader must still be ordered after the last of them.
+//   - stores of different waves that write the value already there: the word is the same in every order, and compilers
+//     do let every wave store one uniform value. A reader must still be ordered after the last of them.
 #pragma once
 
 #include <array>

@@ -10,7 +10,7 @@ namespace hfemu {
 
 class LineTable {
  public:
-  // The sections' bytes. What cannot be read is skipped, because a program runs without line numbers too.
+  // The sections' bytes. Unreadable parts are skipped: a program runs without line numbers too.
   LineTable(std::string_view lines, std::string_view strings, std::string_view line_strings);
   // "kernel.cu:42" with the path that the compiler recorded, for a virtual address; empty if no line is known.
   std::string at(uint64_t address) const;

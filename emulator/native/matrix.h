@@ -3,7 +3,7 @@
 // MODE (CDNA3 ISA 7.3, CDNA4 ISA 7.4): rounding is always to nearest even; A and B of f32 obey FP_DENORM's single
 // input bit; xf32, narrower and f64 operands, C and D keep their denormals. FP16_OVFL makes a finite f32 or i32 sum
 // that overflows the largest value of its sign instead of an infinity or its low bits, except in the f8f6f4
-// instructions; that the sparse ones obey it is an assumption. There is no clamp bit.
+// instructions; for the sparse instructions this is an assumption. There is no clamp bit.
 #pragma once
 
 #include <cstdint>

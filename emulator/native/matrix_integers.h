@@ -1,12 +1,12 @@
-// Products of 8- and 4-bit floats as sums of integers: the bits that sums in double have, in a third of the time.
+// Products of 8- and 4-bit floats as sums of integers: the same bits as sums in double, in a third of the time.
 //
 // An operand's elements become 16-bit integers of a common unit, chosen so that the largest has at most 13 bits and the
 // sum of 32 products fits 32 bits. An element with bits below the unit (of normally distributed data one in some
-// hundreds) is 0 there, and its products are added one by one. Integer sums are exact. So is all that double adds up
-// from them, the scales and C, if the terms of one result are multiples of one power of two and no more than 53 bits
-// wide: no sum is rounded then, and every order of additions gives the same bits. `fits` proves that for all results at
-// once; where it cannot, and for a NaN, an infinity or a C of -0, whose sign depends on that of zero products, the
-// caller multiplies in double.
+// hundreds) is 0 there, and its products are added one by one. Integer sums are exact. Their sums in double with the
+// scales and C are exact too if all terms of a result are multiples of one power of two and no more than 53 bits wide:
+// no sum is rounded, so every order of additions gives the same bits. `fits` proves this for all results at once. Where
+// it cannot, and for a NaN, an infinity or a C of -0 (whose sign depends on the signs of zero products), the caller
+// multiplies in double.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,12 @@
 // Which reads are polls? Those that read one address repeatedly until its value changes.
 //
-// Machine code does not mark volatile and atomic loads, but it shows them: a load whose address a loop does not change,
-// in a loop without stores and barriers, would have been hoisted out of the loop if possible; it stayed because another
-// wave is expected to change the word. Compilers peel the first iteration of such a loop, so the same load directly
-// before it is a poll too. FLAT, GLOBAL and buffer loads do carry a mark: sc0 or sc1 where they are atomic, both
-// where they are volatile or atomic at system scope. Volatile accesses order nothing, so a load with both bits counts as
-// a signal only if its value can end a loop, or if a buffer_inv that makes it an acquire follows; any other one is data.
+// Machine code does not mark volatile and atomic loads, but their place shows them: the compiler would have hoisted an
+// ordinary load out of a loop that has no stores and barriers and does not change the load's address. The load stayed
+// because another wave is expected to change the word. Compilers peel the first iteration of such a loop, so the same
+// load directly before it is a poll too. FLAT, GLOBAL and buffer loads do carry a mark: sc0 or sc1 where they are
+// atomic, both where they are volatile or atomic at system scope. Volatile accesses order nothing, so a load with both
+// bits counts as a signal only if its value can end a loop, or if a buffer_inv that makes it an acquire follows; any
+// other one is data.
 #include <algorithm>
 #include <bitset>
 

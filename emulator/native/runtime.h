@@ -1,4 +1,4 @@
-// What the HIP entry points and the C interface share: options, reports, launching.
+// Shared by the HIP entry points and the C interface: options, reports, launching.
 #pragma once
 
 #include <cstdint>

@@ -116,11 +116,10 @@ void Stats::lds(uint32_t index, const uint32_t* a, uint64_t exec, uint32_t bytes
 }
 
 // Lanes are served in consecutive groups that could use every bank once; a group takes as many cycles as its busiest
-// bank has different dwords. Lanes that read the same dword share it. That a group is neighbouring lanes is an
-// assumption: AMD's documentation of CK Tile confirms it for 128-bit writes, and pairs lanes 0-3 with 20-23, 4-7 with
-// 16-19 and so on for 128-bit reads. The transposing reads (ds_read_b64_tr_*) are counted as plain 64-bit reads of the
-// addresses that their lanes give: that the exchange between lanes takes no LDS cycles of its own is an assumption too,
-// about which AMD's documents are silent.
+// bank has different dwords. Lanes that read the same dword share it. Groups of neighbouring lanes are an assumption:
+// AMD's documentation of CK Tile confirms it for 128-bit writes, but pairs lanes 0-3 with 20-23, 4-7 with 16-19 and so
+// on for 128-bit reads. The transposing reads (ds_read_b64_tr_*) are counted as plain 64-bit reads of their lanes'
+// addresses. AMD's documents do not say whether the exchange between lanes takes LDS cycles; none are assumed.
 uint32_t lds_conflict_cycles(const uint32_t* a, uint64_t exec, uint32_t bytes, uint32_t banks) {
   uint32_t conflicts = 0;
   const uint32_t dwords = std::max<uint32_t>(1, bytes / 4), group = std::max<uint32_t>(1, banks / dwords);

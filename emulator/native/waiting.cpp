@@ -8,7 +8,7 @@
 namespace hfemu {
 namespace {
 
-// A longer loop does not count as waiting; nor does one that passes its first instruction this often in other states.
+// A longer loop does not count as waiting, nor a loop that passes its first instruction this often in other states.
 constexpr uint32_t kLongestWait = 1024, kMostHashes = 8;
 constexpr size_t kLargestScratch = 1 << 16;
 

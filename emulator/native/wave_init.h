@@ -4,7 +4,7 @@
 
 namespace hfemu {
 
-// What kernels reach through the dispatch pointer (hsa_kernel_dispatch_packet_t).
+// The packet behind the dispatch pointer (hsa_kernel_dispatch_packet_t).
 struct DispatchPacket {
   uint16_t header, setup, workgroup_size[3], reserved0;
   uint32_t grid_size[3], private_bytes, group_bytes;

@@ -33,7 +33,7 @@ class DeviceCode:
 
 @dataclass(frozen=True)
 class Vendor:
-    """What the build machinery, the binding and the command line ask of a vendor.
+    """A vendor's data and functions for the build machinery, the binding and the command line.
 
     Attributes:
         name: as in ``ArchInfo.vendor``; keys of a registry entry that differ by vendor use it.
@@ -49,7 +49,7 @@ class Vendor:
         install: what to install where no compiler can be used.
         code_checks: what :attr:`read_resources` checks; an entry whose manifest lacks one is built again.
         kernel_numbers: what it records of each kernel beside its name, all integers.
-        limits: name in ``resource_limits`` -> (the numbers whose sum it bounds, whether from above).
+        limits: name in ``resource_limits`` -> (the numbers whose sum it limits, whether it is an upper limit).
         columns: the table of ``hipforge inspect``: heading -> the numbers under it.
     """
 

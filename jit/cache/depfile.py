@@ -19,7 +19,8 @@ def parse_depfile(text: str) -> list[str]:
 
     2N + 1 backslashes and a space are N backslashes and a space of the name; after 2N backslashes it ends the name. A
     backslash before ``#`` or ``:`` escapes it, ``$$`` is ``$``, a backslash before a line break continues the line, and
-    any other backslash is part of the name. A name may hold every other character, also one that would end ninja's.
+    any other backslash is part of the name. A name may hold every other character, also those that end a name for
+    ninja.
 
     >>> parse_depfile("a.o: x.cu \\\n  dir\\ one/y.h a\\b/z.h\n")
     ['x.cu', 'dir one/y.h', 'a\\b/z.h']

@@ -39,7 +39,7 @@ class InputsChanged(BuildError):
 
 
 def start() -> int:
-    """Return a time in nanoseconds that is later than every past change of a file and at most that of any later one.
+    """Return a time in nanoseconds later than every past change of a file and not later than any coming change.
 
     The kernel stamps files with the time of its last tick, or, since Linux 6.13, with the exact time where somebody
     looked at the file's times before. So this waits until the tick's time is past the exact time of now (two ticks,
@@ -51,9 +51,7 @@ def start() -> int:
     return now
 
 
-def check(
-    spec: BuildSpec, dependencies: Iterable[tuple[str, str]], began_ns: int, before: Mapping[str, str]
-) -> None:
+def check(spec: BuildSpec, dependencies: Iterable[tuple[str, str]], began_ns: int, before: Mapping[str, str]) -> None:
     """Make sure that no file has changed since it was read.
 
     Args:

@@ -4,8 +4,8 @@ On a GPU candidates are timed and compared with Triton; on the emulator they are
 :mod:`hipforge.tuning.model` over their exact counts. Either way each candidate runs once on real data first and is
 rejected if its result is wrong or its build exceeds the module's resource limits.
 
-A row applies to all numbers of slots from the next smaller row's, exclusive, to its M; how far rows reach, and with
-how many experts, is given here with the cells and not searched.
+A row applies to numbers of slots above the next smaller row's M, up to its own M. This range and the number of experts
+are given here with the cells, not searched.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class MoeCell:
         return f"M={self.m} N={self.n} K={self.k} a_div={self.a_div} has_weight={int(self.has_weight)}"
 
 
-# Gate and up at tensor-parallel degrees 4 and 8, down at both; how many slots they are taken for is from measurements
-# of kernels with the same interface on an MI355X.
+# Gate and up at tensor-parallel degrees 4 and 8, down at both. Their numbers of slots come from measurements of kernels
+# with the same interface on an MI355X.
 DEFAULT_CELLS: tuple[MoeCell, ...] = (
     *(MoeCell(n, 6144, 4, False, m, least) for n in (1536, 768) for m, least in ((4, 0), (8, 0), (16, 0), (64, 128))),
     *(
@@ -166,7 +166,7 @@ def _count(cell: MoeCell, arch: str) -> Counted:
         with emulator.counters() as collector:
             got = run(choice, cell, parts)
         (work,) = works(collector.result, _pipeline(choice, cell, arch), "w")
-        # Work-groups whose tile is past the last one in use end at once; the others are what the model is about.
+        # Work-groups past the last tile in use end at once; only the others count for the model.
         (launch,), tiles = collector.result.kernels, int(parts.index.num_tokens_post_padded) // DEFAULT_BLOCK_M
         used = work.workgroups // launch.grid[1] * min(tiles, launch.grid[1])
         return [replace(work, workgroups=used)], relative_error(got, right)

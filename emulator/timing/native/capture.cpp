@@ -8,7 +8,7 @@
 namespace hftime {
 namespace {
 
-constexpr size_t kMostMoved = 16;  // accesses of a work-group; a meeting of 8 takes up to 6
+constexpr size_t kMostMoved = 16;  // accesses of a work-group; a meeting of 8 work-groups takes up to 6
 
 // Whether the recorded waves equal the template's (their beginnings, if `whole` is false); finds the shifts, and up to
 // `most_moved` accesses that move otherwise.

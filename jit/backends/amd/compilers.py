@@ -156,7 +156,7 @@ def _rocm_for(path: Path, is_hipcc: bool, version: int) -> Path:
         if has_hip(tree):
             return tree
     if is_hipcc:
-        # hipcc finds its own tree; its place only matters for the names in a manifest.
+        # hipcc finds its own tree; the path here is only for the names in a manifest.
         return path.parent.parent
     source = rocm_tree.triton_files()
     if source is None:

@@ -73,7 +73,7 @@ def own_headers() -> list[Path]:
 
 
 def is_usable(tree: Path) -> bool:
-    """Return whether there is a tree, whole because a rename makes it visible, that only its owner can write."""
+    """Return whether there is a tree that only its owner can write; a rename published it, so it is complete."""
     if not os.path.isfile(tree / "share/hip/version"):  # False, too, where this user may not look
         return False
     return settings.TRUST_SHARED_DIRS.get() or (trust.problem(tree.parent) or trust.tree_problem(tree)) is None
@@ -131,7 +131,7 @@ _WITH_WAVE_SIZE = f"""\
 
 
 def _link_headers(source: Path, include: Path) -> None:
-    """Make ``include`` of links to ``source`` and copies of our headers; a header that ``source`` has is its own."""
+    """Make ``include`` of links to the headers of ``source`` and copies of our own headers that it lacks."""
     (include / "hip").mkdir(parents=True)
     for item in (*source.iterdir(), *(source / "hip").iterdir()):
         if item == source / "hip":

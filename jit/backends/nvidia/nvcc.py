@@ -100,7 +100,7 @@ class Nvcc:
 
 
 def _translated(flags: Sequence[str]) -> tuple[str, ...]:
-    """Return flags in the way that g++ has them as nvcc takes them."""
+    """Return g++'s flags in nvcc's spelling."""
     return tuple(part for flag in flags for part in _one(flag))
 
 

@@ -51,7 +51,7 @@ class AttentionCell:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Return B, Hkv, G, D, Mkv and page_size as the row that covers the cell has them."""
+        """Return B, Hkv, G, D, Mkv and page_size as in the table row for this cell."""
         return bucket(self.batch), self.kv_heads, bucket(self.group), self.d, bucket(self.keys), self.page_size
 
     @property
@@ -62,7 +62,7 @@ class AttentionCell:
 
     @property
     def scale_bytes(self) -> int:
-        """Return the bytes of the words of scales that K has beside its elements, or V."""
+        """Return the bytes of K's words of scales, or of V's."""
         return 0 if self.num_groups else 4 * self.batch * self.keys * self.kv_heads
 
 

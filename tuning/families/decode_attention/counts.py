@@ -1,4 +1,4 @@
-"""What decode attention executes at full size, from counts at a reduced one.
+"""Counts of decode attention at full size, from counts at a reduced size.
 
 A cache of 128 sequences of 131072 keys is 4 GB of work for a CPU. The reduction is exact where splits divide the
 blocks, and a test holds it to runs at full size:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 SAMPLED_BLOCKS = (4, 8)  # of a wave: the two points of the line through the counts
 WAVE_SIZE = 64
-_COUNTS = ("instructions", "vector", "matrix_cycles", "loaded", "trips")  # of Counted: what grows with the work
+_COUNTS = ("instructions", "vector", "matrix_cycles", "loaded", "trips")  # fields of Counted that grow with the work
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts of one launch, or of one work-group of it, and what its code asks for.
+    """Counts of one launch or of one of its work-groups, and the trips to memory in its code.
 
     ``loaded`` is bytes of every access; ``trips`` waits for loads, added up over waves; ``waves`` the waves of a
     work-group; ``error`` the relative error of the call's output.
@@ -86,7 +86,7 @@ class Counted:
         return replace(self, **{name: getattr(self, name) / workgroups for name in _COUNTS})
 
     def work(self, times: int, workgroups: int, unique_bytes: int, streamed_bytes: int) -> model.Work:
-        """Return a launch that does ``times`` as much, as the model takes it."""
+        """Return a launch of ``times`` as much work, for the model."""
         return model.Work(
             workgroups=workgroups,
             waves_per_workgroup=self.waves,
@@ -166,7 +166,7 @@ def count(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> t
 def sampled_blocks(
     group: int, d: int, paged: bool, num_groups: int, arch: str, tile: tuple[tuple[str, int], ...], blocks: int
 ) -> Counted:
-    """Return the counts of one work-group whose waves have ``blocks`` blocks each; ``tile`` is all but the splits."""
+    """Return the counts of one work-group whose waves have ``blocks`` blocks each; ``tile`` lacks the splits."""
     configuration = {**dict(tile), "split_k": 2}
     keys = 2 * ranges(configuration, d) * blocks * configuration.get("block_n", INT4_BLOCK_N)
     split, _ = count(AttentionCell(1, group, d, 64 if paged else 0, keys, 1, num_groups), arch, configuration)
@@ -202,7 +202,7 @@ def sampled_merge(group: int, d: int, num_groups: int, arch: str, split_k: int) 
 
 
 def works(cell: AttentionCell, arch: str, configuration: Mapping[str, int]) -> tuple[list[model.Work], float]:
-    """Return the launches of a call at full size as the model takes them, and the error of the runs they come from."""
+    """Return a call's launches at full size, for the model, and the error of the runs that were counted."""
     one = workgroup(cell, arch, configuration)
     splits = configuration["split_k"]
     pairs = cell.batch * cell.kv_heads
