@@ -153,7 +153,7 @@ def _wanted(
 
 
 def works(counts: Counters, pipeline: Pipeline, weight: str) -> list[model.Work]:
-    """Return the launches of a counted call as the model takes them: the product, then the sum over splits, if any.
+    """Return a counted call's launches, for the model: the product, then the sum over splits, if any.
 
     Args:
         counts: of exactly one call.

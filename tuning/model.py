@@ -84,7 +84,7 @@ class Work:
         in_flight_bytes: of the streamed operand, bytes that one wave has requested ahead.
         restarts: how often a wave refills its pipeline.
         matrix_waves: waves of a work-group that have matrix instructions; None for all of them.
-        busiest: what the busiest work-group does, over what the average one does.
+        busiest: work of the busiest work-group relative to the average one's.
     """
 
     workgroups: int

@@ -15,7 +15,7 @@ Candidate = Choice
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a candidate.
+    """The outcome of one candidate.
 
     Attributes:
         candidate: which.

@@ -111,7 +111,7 @@ def tie_band(tuner: Tuner[Any, Any], arch: str, one: Choice, other: Choice) -> f
 
 
 def modelled_on_operands(tuner: Tuner[C, O], cell: C, arch: str) -> Callable[[Choice, C, str], tuple[float, str]]:
-    """Return what models a candidate on the cell's operands: microseconds of a replayed call, and its bound."""
+    """Return a function that models a candidate on the cell's operands: microseconds of a replay, and its bound."""
     parts: Any = tuner.operands(cell, arch, torch.device("cpu"))
 
     def modelled(choice: Choice, cell: C, arch: str) -> tuple[float, str]:

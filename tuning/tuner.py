@@ -24,7 +24,7 @@ class Cell(Protocol):
 
     @property
     def key(self) -> Sequence[int]:
-        """Return the size as the key columns of the family's table have it."""
+        """Return the size in the order of the table's key columns."""
 
 
 C = TypeVar("C", bound=Cell)
@@ -87,7 +87,7 @@ class Tuner(Generic[C, O]):
     problem: Callable[[C], Any] = lambda cell: cell
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
-        """Return what is tried for a cell: by the bound, if there is one, and no more than ``most_trials``."""
+        """Return the candidates of a cell: in the bound's order, if there is one, and at most ``most_trials``."""
         found = self.family.choices(cell, arch)
         lowest = self.bound
         if lowest is not None and arch in MACHINES:

@@ -32,7 +32,7 @@ class Task:
         old: the row that the table has.
         compare: keep the old row's configuration unless another one is faster by ``min_improvement_pct``, or, of
             modelled times, by more than the model's error.
-        min_improvement_pct: what clearly faster is.
+        min_improvement_pct: least gain, in percent, that replaces the old row's configuration.
     """
 
     family: str
@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a task: a row or the error, log lines (the last is the verdict), all trials, best first."""
+    """The outcome of a task: a row or the error, log lines (the last is the verdict), all trials, best first."""
 
     row: Row | None
     lines: list[str] = field(default_factory=list)
@@ -144,7 +144,7 @@ def _default(tuner: Tuner[C, O], task: Task) -> Choice | str:
 
 
 def _gain(rule: Choice | str, chosen: Trial, trials: Sequence[Trial], baselines: Baselines) -> str:
-    """Return what a chosen trial gains over the default rule, or over what runs where that has no kernel, in words."""
+    """Return in words a chosen trial's gain over the default rule, or over the baselines where the rule has no kernel."""
     if chosen.candidate == rule:
         return "as the default rule"
     if isinstance(rule, str):

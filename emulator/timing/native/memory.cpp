@@ -5,8 +5,8 @@
 namespace hftime {
 
 // Assumptions: consecutive addresses stay in one channel of HBM for 4 KB and in one of L2 for 256 bytes, and a hash of the
-// rest chooses it (without one, rows with power-of-two strides would be several times slower). What is documented of the
-// MI300, 256 bytes of HBM too, fits the published times less well: docs/time-model.md.
+// rest chooses it (without one, rows with power-of-two strides would be several times slower). The MI300's documented
+// interleaving, 256 bytes in HBM too, fits the published times less well: docs/time-model.md.
 constexpr uint64_t kHbmInterleave = 4096 / kLineBytes, kL2Interleave = 256 / kLineBytes;
 
 uint64_t pick(uint64_t block, uint64_t channels) { return (mix(block) >> 48) * channels >> 16; }
@@ -82,7 +82,7 @@ double L2::store(uint64_t line, uint64_t hash, double t, double bytes) {
   double& free = channel(line);
   const double start = std::max(t, free);
   free = start + line_cycles_;
-  // Assumption: what was only written is replaced first.
+  // Assumption: lines that were only written are replaced first.
   if (cache_.find(line, hash, true) == nullptr) *cache_.insert(line, hash, true) = {start};
   drain_free_ = std::max(drain_free_, start) + bytes * store_cycles_per_byte_;
   traffic.stored_bytes += static_cast<uint64_t>(bytes);

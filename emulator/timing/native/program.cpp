@@ -191,7 +191,7 @@ Plan::Plan(const Launch& launch, const Machine& machine, const Setup& setup) {
         s.sector = kExtentSectors * (1 + (place == places.end() ? places.size() : place->second));
         s.origin.level = setup.start;
         if (shift == g.shift.end()) {
-          // Touched only where the recording had ended: what the work-group writes, which no other one reads.
+          // Touched only after the recording's end: data that the work-group writes and no other one reads.
           s.sector += kExtentSectors / 2 + (g.index << 22);
           continue;
         }

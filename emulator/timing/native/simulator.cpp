@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kSimds = 4, kCounterDepth = 64, kMatrixRegisters = 512;
 constexpr double kNever = 1e300;
 
-// Completion times of what a counter counts, in order: none is before that of an earlier one.
+// Completion times of the operations that a counter counts, in order: none precedes an earlier one's.
 struct Counter {
   double done[kCounterDepth] = {};
   uint64_t issued = 0;
@@ -243,7 +243,7 @@ class Simulation {
           push(w, w.ready);
           return;
         }
-        // The port is busy: others may come first.
+        // The port is busy: other waves may come first.
         const double free = port_free(w, in);
         if (free > w.ready && (in.shared || !alone)) {
           note(w, in.stall, free - w.ready, w.at);
