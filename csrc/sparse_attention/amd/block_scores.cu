@@ -10,8 +10,8 @@
 //         127  +----------------+--        largest over the wave's tiles of keys, then over the four lanes of a query
 //
 //   a wave owns a block of 16, 32, 64 or 128 keys; its tiles of keys may lie in as many pages. fp8 keys become bf16 or f16,
-// exactly; products are exact in fp32, sums are in fp32. The maximum keeps a NaN. Scores of keys after a token's own are
-// replaced by -inf first, whatever these keys hold.
+//   exactly; products are exact in fp32, sums are in fp32. The maximum keeps a NaN. Scores of keys after a token's own are
+//   replaced by -inf first, whatever these keys hold.
 //
 // Bytes: a block's keys are read once for 16 kTiles queries (16 KiB at D = 128 in fp8, twice that in 16 bits), a score is
 // written once. All of a wave's loads are under way at once, so memory is the bound from about four waves a compute unit on,
