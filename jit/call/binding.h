@@ -1,4 +1,4 @@
-/* What the parts of the binding share: a binder, a bound entry, and the part of DLPack that they read. */
+/* Shared by the parts of the binding: a binder, a bound entry, and the part of DLPack that they read. */
 #pragma once
 
 #include <Python.h>
