@@ -27,7 +27,7 @@ struct TermProducts {
     return 0;
   }
 
-  /// sum + K by one term of q. What the terms from 1 on add up to is brought to the scale of term 0 along the way.
+  /// sum + K by one term of q. The terms from 1 on are scaled to term 0 along the way.
   __device__ static dev::f32x4 multiplied(const dev::u32x4 (&bytes)[kChunks], const dev::u32x4 (&row)[kChunks], int term,
                                           [[maybe_unused]] uint32_t scales, dev::f32x4 sum) {
 #if defined(__gfx950__)

@@ -10,8 +10,8 @@
 //   scores^T [32 keys x 16 rows] = K [32 x 128] Q^T    lane (g = lane / 16, i = lane % 16): keys 16 t + 4 g + r of row i
 //   out^T    [128 x 16 rows]    += V^T [128 x 32] P^T  lane: d = 32 g + 8 r + j of row i, j < 8
 //
-// A lane without a key takes the block's last one: all rows see it, or (tiles with keys that only some see) what is special in it
-// is taken out as of a hidden key.
+// A lane without a key takes the block's last key. Either all rows see that key or, in tiles with keys that only some see, its
+// special values are taken out as a hidden key's are.
 //
 // Bytes per key and KV head: 2 D of fp8, 4 D of 16-bit elements, D + 8 N of int4 with N scales a row, each read once, and 4 of
 // the page table for each key.
@@ -40,7 +40,7 @@ constexpr uint32_t kMaxDim = kMaxWaves * kPartColumns;
 /// Waves that share a key range at a head dimension.
 constexpr uint32_t parts_of(uint32_t d) { return (d + kPartColumns - 1) / kPartColumns; }
 
-/// What one wave writes while it runs.
+/// The LDS that one wave writes while it runs.
 struct GatheredSlot {
   uint64_t k_rows[kGatheredBlockN], v_rows[kGatheredBlockN];  // addresses
   uint32_t k_words[kGatheredBlockN], v_words[kGatheredBlockN];
@@ -111,7 +111,7 @@ class GatheredWave {
   __device__ void run() {
     if (!p.all_seen) run_partly_seen();
     const uint32_t begin = work.whole_begin, whole = work.whole_end;
-    // Waves that share a range meet at a barrier in every block, so they and the other ranges' run equally often.
+    // Waves that share a range meet at a barrier in every block, so all waves of the work-group run the same number of blocks.
     const uint32_t stop = place.parts > 1 ? begin + work.trips * kBlockN : whole;
     uint32_t page = first_page;
     for (uint32_t first = begin; first < stop; first += kBlockN) {
@@ -273,8 +273,8 @@ class GatheredWave {
     return reinterpret_cast<const uint8_t*>(words) + dev::lane_index() / kTileN * 16;
   }
 
-  // Of the words of V of a tile: where the scale or shift of a key is no number, the rows that see it become NaN, and it is taken
-  // for 0.
+  // The words of V of a tile: a key whose scale or shift is infinite or NaN makes the rows that see it NaN, and its word
+  // becomes 0.
   __device__ void take_special_words(const Seen& seen) {
     const uint32_t lane = dev::lane_index();
     const uint32_t word = slot->v_words[lane % kTileN];
@@ -288,7 +288,7 @@ class GatheredWave {
     dev::wave_fence();
   }
 
-  // The sums of what the waves of the range have for the same rows and keys.
+  // The sums over the waves of the range, which have the same rows and keys.
   template <int kCount>
   __device__ void add_other_parts(dev::f32x4 (&scores)[kCount]) {
     const uint32_t lane = dev::lane_index();
