@@ -144,7 +144,7 @@ def _default(tuner: Tuner[C, O], task: Task) -> Choice | str:
 
 
 def _gain(rule: Choice | str, chosen: Trial, trials: Sequence[Trial], baselines: Baselines) -> str:
-    """Return in words a chosen trial's gain over the default rule, or over the baselines where the rule has no kernel."""
+    """Return in words a chosen trial's gain over the default rule, or over the baselines if the rule has no kernel."""
     if chosen.candidate == rule:
         return "as the default rule"
     if isinstance(rule, str):

@@ -8,5 +8,5 @@
 #error "build a variant: -DHF_ROWS=16 or 32"
 #endif
 
-constexpr auto& mxfp4_gate_up_out = hf::moe::gate_up<HF_ROWS / hf::moe::kTile, hf::moe::Elements::e2m1>;
+static constexpr auto& mxfp4_gate_up_out = hf::moe::gate_up<HF_ROWS / hf::moe::kTile, hf::moe::Elements::e2m1>;
 HF_EXPORT(mxfp4_gate_up_out);

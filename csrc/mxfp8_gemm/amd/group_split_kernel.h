@@ -11,7 +11,8 @@
 //
 // Each wave multiplies as in wave_split_kernel.h. In that kernel a work-group reads all of K of its rows of X, for only 24 rows
 // of W where N = 6,144 occupies 256 compute units. Two work-groups that share K can have 48 rows of W each, and each reads half
-// of X. Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)) x parts of K. columns is 16 kColumnTiles or, with two tiles, 24.
+// of X.
+// Grid: ceil(n / columns) x ceil(m / (16 kRowTiles)) x parts of K. columns is 16 kColumnTiles or, with two tiles, 24.
 //
 // Bytes: W once for every 16 kRowTiles rows of X; X once for every `columns` rows of W, from L2; 4 bytes for each output and
 // part, stored and read. A compute unit has 32 KiB in flight (modelled): the bound is its share of W and X, (columns + rows)

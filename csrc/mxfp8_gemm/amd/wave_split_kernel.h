@@ -24,10 +24,10 @@
 //
 // Bytes: W is loaded once for every 16 kRowTiles rows of X, X once per work-group from L2: with more columns X is loaded less
 // often and fewer work-groups have to start, one each 17 ns on an XCD (modelled). At 8 TB/s, 256 CUs and 2.4 GHz a CU receives
-// the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound. Instructions of one
-// wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added; with two tiles of columns 150
-// to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three tiles and more take
-// up to 512 registers, so that a work-group has at most four waves.
+// the 2 KiB of a step each 158 cycles and its four SIMDs multiply them in 8 kRowTiles: memory is the bound.
+// Instructions of one wave: about 70, 9 + 5 (kRowTiles - 1) for each step, and 8 for each wave whose sums are added; with two
+// tiles of columns 150 to 280, and 16, 22 or 36 for each step of 16, 32 or 64 rows (both with four waves and their sums). Three
+// tiles and more take up to 512 registers, so that a work-group has at most four waves.
 //
 // Where K is no multiple of 128, rows of scales start at any byte. Lanes load the words around them and combine each step's
 // scales from two words, one more vector instruction for each row and step. A run's last step may be shorter than 128: it loads
@@ -469,7 +469,7 @@ struct Wave {
     for (; step < end; ++step) run_slowly(step);
   }
 
-  // A scale byte of 255 makes the outputs of its block NaN; gfx950's instruction does so itself.
+  // A scale byte of 255 makes the outputs that it scales NaN; gfx950's instruction does so itself.
   __device__ __forceinline__ void take_nans() {
 #if !defined(__gfx950__)
     if constexpr (kE8m0) {

@@ -12,8 +12,8 @@
 // Up to kMaxGroups work-groups may share a block of results, each with a part of K for all its waves. They leave their sums
 // in a workspace, and the last one adds them in the order of the parts (last_group.h) and goes on to the epilogue:
 //
-// partials  [slot][block of 32 results][group][64 columns] of float32, only of slots that exist; words behind them,
-// [slot][block][groups - 1]; a pass over a tile uses the words of its first slot. Each slot is in one tile, once.
+//   partials  [slot][block of 32 results][group][64 columns] of float32, only of slots that exist
+//   words     behind them, [slot][block][groups - 1]; a pass over a tile uses those of its first slot, which is in no other tile
 //
 // Gate and up are rounded to bf16 where two launches would store them, so that results equal those of two launches.
 // Grid: (n / 64) groups x min(tiles, num_valid).

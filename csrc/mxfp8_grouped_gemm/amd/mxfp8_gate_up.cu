@@ -8,5 +8,5 @@
 #error "build a variant: -DHF_ROWS=16 or 32"
 #endif
 
-constexpr auto& mxfp8_gate_up_out = hf::moe::gate_up<HF_ROWS / hf::moe::kTile, hf::moe::Elements::e4m3>;
+static constexpr auto& mxfp8_gate_up_out = hf::moe::gate_up<HF_ROWS / hf::moe::kTile, hf::moe::Elements::e4m3>;
 HF_EXPORT(mxfp8_gate_up_out);
