@@ -75,10 +75,11 @@ def test_a_new_op_runs_its_own_tests_and_takes_four_places(checkout):
     assert len(places) == 4, places
     tests = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "op_tests/ops/test_toy_scale.py")
     assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:] + tests.stderr[-2000:]
-    lists = run(checkout, "-c", LISTS)
-    assert lists.stdout.split() == ["True"] * 5, lists.stdout + lists.stderr[-2000:]
-    profile = run(checkout, "-c", "from hipforge.cli import main; main()", "profile", "toy_scale", "r=3,c=64", "--json")
-    assert '"launches": 1' in profile.stdout, profile.stdout + profile.stderr[-2000:]
+    profile = "from hipforge.cli.main import cli; cli()", "profile", "toy_scale", "r=3,c=64", "--json"
+    found = run(checkout, "-c", LISTS + profile[0], *profile[1:])
+    lists, _, counted = found.stdout.partition("\n")
+    assert lists.split() == ["True"] * 5, found.stdout + found.stderr[-2000:]
+    assert '"launches": 1' in counted, found.stdout + found.stderr[-2000:]
     lint = run(checkout, "-m", "ruff", "check", "--no-cache", "ops", "op_tests", "src")
     assert lint.returncode == 0, lint.stdout
 
