@@ -116,13 +116,6 @@ void hfemu_pop_extents() { pop_extents(); }
 const char* hfemu_last_error() { return pending_report().empty() ? nullptr : pending_report().c_str(); }
 void hfemu_clear_error() { clear_errors(); }
 
-void hfemu_set_poll(int32_t (*poll)(void*), void* context) {
-  PollRequest request;
-  request.poll = poll;
-  request.context = context;
-  set_poll(request);
-}
-
 int64_t hfemu_load(const void* image, uint64_t bytes, const char* arch) {
   Arch wanted = current_options().arch;
   try {

@@ -44,13 +44,10 @@ void hfemu_pop_extents(void);
 const char* hfemu_last_error(void);
 void hfemu_clear_error(void);  // and HIP's last error
 
-// Called every few milliseconds from the launching thread during a launch; non-zero aborts it.
-void hfemu_set_poll(int32_t (*poll)(void*), void* context);
-
-// A poll that runs Python's pending signal handlers, for processes with CPython in them. If a handler raises, the launch
-// ends and the exception is left set on the launching thread: a caller of a module entry checks PyErr_Occurred() first
-// thing after it holds the GIL again; a caller of hfemu_launch asks hfemu_restore_exception(), which needs the GIL and
-// returns 1 with the exception set. Returns 0, or 1 if there is no CPython in the process.
+// From now on launches run Python's pending signal handlers every few milliseconds. If a handler raises, the launch ends
+// and the exception is left set on the launching thread: a caller of a module entry checks PyErr_Occurred() first thing
+// after it holds the GIL again; a caller of hfemu_launch asks hfemu_restore_exception(), which needs the GIL and returns 1
+// with the exception set. Returns 0, or 1 if there is no CPython in the process.
 int32_t hfemu_poll_python(void);
 int32_t hfemu_restore_exception(void);
 

@@ -71,7 +71,7 @@ Fault deadlock_of(LaunchWork& work, uint64_t residents) {
 }  // namespace
 
 bool run_launch(const LaunchRequest& request, const Options& options, const TraceRequest& trace,
-                const PollRequest& poll, Fault* fault) {
+                Poll poll, Fault* fault) {
   *fault = Fault{};
   if (!valid(request, options, fault)) return false;
   const auto began = SteadyClock::now();
@@ -115,7 +115,7 @@ bool run_launch(const LaunchRequest& request, const Options& options, const Trac
   const uint64_t residents = per_cu * static_cast<uint64_t>(std::max(1, options.cu_count));
   work.residents_per_thread = (residents + threads - 1) / threads;
   {
-    Worker self(work, &poll);
+    Worker self(work, poll);
     // A launch that ends within half a millisecond does not justify a thread.
     const auto patience = threads > 1 ? began + std::chrono::microseconds(500) : SteadyClock::time_point::max();
     if (!self.run(patience)) {

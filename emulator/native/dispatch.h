@@ -85,10 +85,7 @@ struct TraceRequest {
   uint32_t workgroup = 0, wave = 0, lane = 0;
 };
 
-struct PollRequest {
-  int32_t (*poll)(void*) = nullptr;  // called every few milliseconds on the launching thread; non-zero aborts
-  void* context = nullptr;
-};
+using Poll = bool (*)();  // called every few milliseconds on the launching thread; true aborts; null: none
 
 enum class FaultKind : uint8_t {
   none, unsupported, memory, lds, uninitialised, missing_wait, lds_race, global_race, deadlock, aborted, invalid_launch
@@ -101,7 +98,7 @@ struct Fault {
 
 // Runs the launch to its end on the calling thread and helpers. False: `fault` says why; memory may be half written.
 bool run_launch(const LaunchRequest& request, const Options& options, const TraceRequest& trace,
-                const PollRequest& poll, Fault* fault);
+                Poll poll, Fault* fault);
 
 // Disassembly of the kernel's instructions, "address: text" per line, up to the next function.
 std::string disassemble_kernel(LoadedCode& code, const KernelInfo& kernel);

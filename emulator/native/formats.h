@@ -19,7 +19,6 @@
 // A finite-only format turns NaN into its largest magnitude, the input's sign kept (not stated by the ISA).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -187,12 +186,8 @@ constexpr double decode_e8m0(uint32_t code) {
 // The E8M0 scale that v_cvt_scalef32_* takes from an f32 operand: its exponent field, whatever sign and mantissa say.
 constexpr uint32_t scale_of_float(uint32_t f32_bits) { return f32_bits >> 23 & 255; }
 
-// f32 <-> 16-bit shorthands. A NaN keeps sign and top payload bits and is made quiet.
-constexpr float f16_to_f32(uint32_t code) { return static_cast<float>(decode(f16_format, code)); }
+// bf16 <-> f32. A NaN keeps sign and top payload bits and is made quiet.
 constexpr float bf16_to_f32(uint32_t code) { return bits_to_float((code & 0xFFFF) << 16); }
-constexpr uint16_t f32_to_f16(float x, Rounding rounding = Rounding::nearest_even, bool saturate = false) {
-  return static_cast<uint16_t>(encode(f16_format, x, saturate, rounding));
-}
 constexpr uint16_t f32_to_bf16(float x) {
   const uint32_t bits = float_to_bits(x);
   if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
@@ -201,22 +196,5 @@ constexpr uint16_t f32_to_bf16(float x) {
 
 // The next state of the generator behind v_prng_b32 and the multi-pass stochastic conversions.
 constexpr uint32_t next_random(uint32_t state) { return state << 1 ^ (state >> 31 ? 197u : 0u); }
-
-// Decode tables: `table[code]` is exact in f32.
-template <std::size_t N>
-constexpr std::array<float, N> make_decode_table(const FloatFormat& f) {
-  std::array<float, N> table{};
-  for (std::size_t code = 0; code < N; ++code) table[code] = static_cast<float>(decode(f, static_cast<uint32_t>(code)));
-  return table;
-}
-inline constexpr std::array<float, 256> e4m3fn_table = make_decode_table<256>(e4m3fn);
-inline constexpr std::array<float, 256> e4m3fnuz_table = make_decode_table<256>(e4m3fnuz);
-inline constexpr std::array<float, 256> e5m2_table = make_decode_table<256>(e5m2);
-inline constexpr std::array<float, 256> e5m2fnuz_table = make_decode_table<256>(e5m2fnuz);
-inline constexpr std::array<float, 64> e2m3_table = make_decode_table<64>(e2m3);
-inline constexpr std::array<float, 64> e3m2_table = make_decode_table<64>(e3m2);
-inline constexpr std::array<float, 16> e2m1_table = make_decode_table<16>(e2m1);
-constexpr const std::array<float, 256>& fp8_table(bool fnuz) { return fnuz ? e4m3fnuz_table : e4m3fn_table; }
-constexpr const std::array<float, 256>& bf8_table(bool fnuz) { return fnuz ? e5m2fnuz_table : e5m2_table; }
 
 }  // namespace hfemu

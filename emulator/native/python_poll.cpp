@@ -45,9 +45,9 @@ thread_local struct {
 
 thread_local bool raised = false;
 
-int32_t poll_signals(void*) {
+bool poll_signals() {
   const Python& p = python();
-  if (!p.is_initialized()) return 0;
+  if (!p.is_initialized()) return false;
   const int state = p.gil_ensure();
   raised = p.occurred() != nullptr || p.check_signals() != 0;
   p.gil_release(state);
@@ -67,9 +67,7 @@ void stash_exception() {
 
 int32_t poll_python() {
   if (!python().complete) return 1;
-  PollRequest request;
-  request.poll = poll_signals;
-  set_poll(request);
+  set_poll(poll_signals);
   return 0;
 }
 

@@ -12,7 +12,7 @@ struct Settings {
   std::mutex mutex;
   Options options;
   TraceRequest trace;
-  PollRequest poll;
+  Poll poll = nullptr;
 };
 
 // Never destroyed: modules unregister from static destructors, whose order is unspecified.
@@ -61,7 +61,7 @@ void set_trace(const TraceRequest& trace) {
   settings().trace = trace;
 }
 
-void set_poll(const PollRequest& poll) {
+void set_poll(Poll poll) {
   std::lock_guard<std::mutex> lock(settings().mutex);
   settings().poll = poll;
 }
@@ -150,7 +150,7 @@ hipError_t launch(CodeObject& object, const Kernel& kernel, const uint32_t grid[
   if (refused != hipSuccess) return refused;
   Options options;
   TraceRequest trace;
-  PollRequest poll;
+  Poll poll;
   {
     std::lock_guard<std::mutex> lock(settings().mutex);
     options = settings().options;

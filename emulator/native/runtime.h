@@ -19,7 +19,7 @@ namespace hfemu {
 Options current_options();
 void set_options(const Options& options);
 void set_trace(const TraceRequest& trace);
-void set_poll(const PollRequest& poll);
+void set_poll(Poll poll);
 
 // LDS of one compute unit, the most that a work-group may use.
 uint32_t lds_limit(Arch arch);

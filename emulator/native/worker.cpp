@@ -95,7 +95,7 @@ struct Worker::Resident {
   }
 };
 
-Worker::Worker(LaunchWork& work, const PollRequest* poll) : work_(work), poll_(poll) {
+Worker::Worker(LaunchWork& work, Poll poll) : work_(work), poll_(poll) {
   if (work.launch.totals != nullptr) stats_ = std::make_unique<Stats>(work.launch);
   thread_.stats = stats_.get();
 }
@@ -322,11 +322,11 @@ void Worker::look_up() {
 }
 
 void Worker::poll() {
-  if (poll_ == nullptr || poll_->poll == nullptr) return;
+  if (poll_ == nullptr) return;
   const auto now = SteadyClock::now();
   if (now - last_poll_ < std::chrono::milliseconds(5)) return;
   last_poll_ = now;
-  if (poll_->poll(poll_->context) != 0) throw FaultError{{FaultKind::aborted, "the launch was interrupted"}};
+  if (poll_()) throw FaultError{{FaultKind::aborted, "the launch was interrupted"}};
 }
 
 // A pass over the resident groups found that all of them wait, and none can be started.

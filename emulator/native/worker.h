@@ -54,7 +54,7 @@ struct LaunchWork {
 class Worker {
  public:
   // `poll` is null but on the launching thread.
-  Worker(LaunchWork& work, const PollRequest* poll);
+  Worker(LaunchWork& work, Poll poll);
   ~Worker();
   // Runs work-groups until none is left or the launch stops. False: stopped early because `until` passed; the caller may
   // then start helpers and call again.
@@ -84,7 +84,7 @@ class Worker {
   [[noreturn]] void out_of_budget(const Resident& r);
 
   LaunchWork& work_;
-  const PollRequest* poll_;
+  const Poll poll_;
   std::unique_ptr<Stats> stats_;
   ThreadState thread_;
   std::vector<std::unique_ptr<Resident>> residents_, spare_;

@@ -13,8 +13,6 @@
 
 namespace hftime {
 
-constexpr uint16_t kNoExtent = 0xFFFF;
-
 struct Instruction {
   uint64_t pc = 0;
   std::string text;
