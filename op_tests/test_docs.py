@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def script(name: str) -> ModuleType:
 def run(code: str, folder: Path) -> None:
     (folder / "example.py").write_text(code)  # a file: torch.compile reads the source of what it traces
     command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "HIPFORGE_EMULATOR_CHECKS": "memory"}  # as a user runs it
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{code}\n{done.stderr[-3000:]}"
 
 

@@ -236,7 +236,8 @@ def test_two_processes_with_a_part_each_have_the_logits_of_one_if_they_are_added
     (tmp_path / "two.py").write_text(TWO)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    # The same kernels run in one process above, with every check of the emulator.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HIPFORGE_EMULATOR_CHECKS": "memory"}
     command += [str(tmp_path / "two.py"), ",".join(MODELS)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     errors = re.findall(r"([a-z]\w*): (0\.\d+)", done.stdout)  # two processes may write into one line
