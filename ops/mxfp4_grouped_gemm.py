@@ -7,7 +7,7 @@ multiple of 32. Slots, tiles, experts, biases and weights are those of :mod:`hip
 are exact in float32, summed in it, and rounded once to bfloat16.
 
 On gfx950 the matrix instruction takes both formats as they are; on gfx942 the kernel makes e4m3 of e2m1 elements, which
-it holds exactly.
+it holds exactly. With a K of 128 to 512 and many experts gfx950 streams rows of W past slots in registers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hipforge.ops.moe_gate_up import run as run_gate_up
 from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
 from hipforge.ops.mxfp8_grouped_gemm import family as mx
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
-from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, stream, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED, Operands, by_expert
 from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
 from hipforge.ops.reference.e8m0 import product_dtype
@@ -44,7 +44,7 @@ EXAMPLES = {
     "grouped_mxfp4_linear": "M=4,N=1536,K=2880,E=8,TOPK=2",
 }
 
-KERNEL, GATE_UP_KERNEL = "mxfp4_grouped_split", "mxfp4_gate_up"
+KERNEL, STREAM_KERNEL, GATE_UP_KERNEL = "mxfp4_grouped_split", "mxfp4_grouped_stream", "mxfp4_gate_up"
 
 mxfp4_grouped_split_out = stub(
     "mxfp4_grouped_split_out",
@@ -52,6 +52,14 @@ mxfp4_grouped_split_out = stub(
     f"out, {OPERANDS}; {ROUTED}; rows, waves, columns: int",
     "Write the rows of ``out`` that tiles in use cover.",
     variant={"HF_ROWS": "rows"},
+)
+
+mxfp4_grouped_stream_out = stub(
+    "mxfp4_grouped_stream_out",
+    "module_mxfp4_grouped_gemm_stream",
+    f"out, {OPERANDS}; {ROUTED}; columns: int",
+    "Write the rows of ``out`` that tiles in use cover, with a K of 128 to 512; ``columns`` per work-group.",
+    variant=stream.variant,
 )
 
 mxfp4_gate_up_out = stub(
@@ -93,12 +101,15 @@ class Problem(mx.Problem):
 
 
 WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=mxfp4_grouped_split_out)
+STREAM = replace(stream.STREAM, name=STREAM_KERNEL, launch=mxfp4_grouped_stream_out)
+KERNELS = (WAVE_SPLIT, STREAM)
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
 FAMILY = Family(
     problem=Problem.given,
-    table=kernel_table("mxfp4_grouped_gemm", (WAVE_SPLIT,), shape=gemm_shape(NEXT), extra_key=mx.EXTRA_KEY),
-    kernels=(WAVE_SPLIT,),
+    table=kernel_table("mxfp4_grouped_gemm", KERNELS, shape=gemm_shape(NEXT), extra_key=mx.EXTRA_KEY),
+    kernels=KERNELS,
     archs=WAVE_SPLIT.archs,
     envelope=mx.envelope,
     reference="grouped_mm",
@@ -127,7 +138,8 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
 
 def _start(kernel: str, configuration: Configuration, result: torch.Tensor, operands: Operands) -> None:
     def launch(given: Operands) -> None:
-        WAVE_SPLIT.run(configuration, (), result, *given.tensors, given.mul_weight_by, given.bias, *given.sizes)
+        routed = given.mul_weight_by, given.bias, *given.sizes
+        BY_NAME[kernel].run(configuration, (), result, *given.tensors, *routed)
 
     launch_aligned(launch, operands)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
-from hipforge.cli import decode_ops, decode_step
+from hipforge.cli import decode_ops, decode_step, decode_twin
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
+from hipforge.nn import CacheStep, SparseBlocks
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 
@@ -63,8 +66,52 @@ def test_a_step_has_every_op_of_every_layer(tmp_path: Path) -> None:
     assert {op for op in short if short[op] != long[op]} == {"attention, quantise"}
 
 
+SPARSE = {
+    **EXPERTS, "head_dim": 64, "layer_types": ["full_attention", *["minimax_m3_sparse"] * 2], "index_n_heads": 2,
+    "index_head_dim": 64, "index_block_size": 64, "index_topk_blocks": 2,
+}  # fmt: skip
+
+
+def test_sparse_layers_choose_blocks_once_a_sequence_may_have_more_keys(tmp_path: Path) -> None:
+    path = written(tmp_path, SPARSE)
+    steps = modelled(path, *(part for keys in (128, 192, 4096) for part in ("--context", str(keys))))
+    full, short, long = ({line["op"]: line for line in step["lines"]} for step in steps)
+    chosen = {"scores of key blocks", "choice of key blocks", "attention over chosen blocks, quantise"}
+    assert chosen & set(full) == set() and full["attention, quantise"]["calls"] == 3
+    assert {name: short[name]["calls"] for name in (*chosen, "attention, quantise")} == {
+        **dict.fromkeys(chosen, 2), "attention, quantise": 1
+    }  # fmt: skip
+    # Index rows are part of the first product, and the index alone grows with the context.
+    assert short["qkv, index"]["calls"] == short["norm, rope, store k v, index"]["calls"] == 2
+    assert {op for op in short if short[op]["us"] != long[op]["us"]} <= {
+        "scores of key blocks", "choice of key blocks", "attention, quantise"
+    }  # fmt: skip
+    assert long["scores of key blocks"]["us"] > short["scores of key blocks"]["us"]
+
+
+def test_the_chosen_blocks_are_those_of_the_cache(tmp_path: Path) -> None:
+    shape = decode_step.read(written(tmp_path, SPARSE))
+    model = decode_ops.Model(replace(shape, layers=(0, 1), sparse=shape.sparse._replace(layers=1)),
+                             decode_ops.Random(torch.device("cpu")))  # fmt: skip
+    chain = decode_ops.chain(model, 1, 192)
+    decode_twin.fill(chain)
+    generator = torch.Generator().manual_seed(3)
+    chain.cache.index.copy_(torch.randn(chain.cache.index.shape, generator=generator))
+    step = CacheStep(1, *(torch.zeros(1, dtype=torch.int64) for _ in range(2)), chain.tables, torch.tensor([192]).int())
+    names = [op.name for op in chain.ops]
+    for op in chain.ops[: names.index("attention over chosen blocks, quantise") + 1]:
+        op.call()
+    at = chain.ops[names.index("scores of key blocks")].planned.args
+    over = chain.ops[names.index("attention over chosen blocks, quantise")].planned
+    blocks = SparseBlocks(2, 64, 1)
+    want = chain.cache.attend(0, over.args[0][:, 0], step, out_format="mxfp8", index_q=at[0][:, 0], blocks=blocks)
+    assert torch.equal(over.keywords["out"].view(torch.uint8).flatten(), want[0].view(torch.uint8).flatten())
+    assert torch.equal(over.keywords["scale_out"].flatten(), want[1].flatten())
+
+
 def test_the_shipped_configurations_divide_by_eight() -> None:
     m3 = decode_step.divided(decode_step.read(CONFIGS / "minimax_m3.json"), 8)
+    assert m3.sparse == (60, 16, 128, 1)
     assert (m3.heads, m3.expert_inner, m3.experts, m3.layers, m3.limit) == ((8, 1), 384, 128, (0, 60), 7.0)
     llama = decode_step.divided(decode_step.read(CONFIGS / "llama_3_1_405b.json"), 8)
     assert (llama.heads, llama.inner, llama.head_dim, llama.vocabulary) == ((16, 1), 6656, 128, 16032)
@@ -77,6 +124,8 @@ def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
     for config, message in (
         ({**DENSE, "model_type": "mamba"}, f"model_type must be {known}; got 'mamba'"),
         ({key: value for key, value in DENSE.items() if key != "vocab_size"}, "lacks the field 'vocab_size'"),
+        ({**SPARSE, "layer_types": ["minimax_m3_sparse", *["full_attention"] * 2]}, "must come last in layer_types"),
+        ({**SPARSE, "index_n_heads": 4}, "index queries must be as many and as wide as KV heads, 2 of 64; got 4 of 64"),
         ({**EXPERTS, "shared_intermediate_size": 64}, "a shared expert must be as wide as a routed one, 128; got 64"),
     ):
         with pytest.raises(ConfigError, match=message):

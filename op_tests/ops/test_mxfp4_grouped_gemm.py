@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mxfp4_cases import dequantize as dequantize_fp4
-from helpers.mxfp8_cases import FORMATS, SCALE_NAN, assert_bits, embedded, nan_byte, relf
-from helpers.mxfp8_grouped_cases import Moe, exact, random_owners
+from helpers.mxfp4_grouped_cases import OWN, case_of, counts, operands, oracle
+from helpers.mxfp8_cases import SCALE_NAN, assert_bits, embedded, nan_byte, relf
+from helpers.mxfp8_grouped_cases import Moe, random_owners
 
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops import reference
-from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_gate_up import split_workspace
 from hipforge.ops.mxfp4_grouped_gemm import (
     grouped_gemm_mxfp4,
@@ -27,37 +26,7 @@ from hipforge.ops.mxfp4_grouped_gemm import (
 
 pytestmark = pytest.mark.gfx942
 
-OWN = fp8_dtypes("cpu")[0]
 FP4 = getattr(torch, "float4_e2m1fn_x2", torch.uint8)
-
-
-def case_of(
-    owners: tuple[int, ...], experts: int, n: int, k: int, a_div: int = 1, block_m: int = 20, weighted: bool = False
-) -> Moe:
-    """Integers as activations and every e2m1 code, the negative zero included; sums are exact in float32."""
-    case = exact(owners, experts, n, k, a_div, block_m, weighted, scales=(126, 128))
-    generator = torch.Generator().manual_seed(n + k)
-    return case.but(w=torch.randint(0, 256, (experts, n, k // 2), generator=generator, dtype=torch.uint8))
-
-
-def operands(case: Moe) -> tuple[torch.Tensor, ...]:
-    return case.a.view(OWN), case.a_scale, case.w, case.w_scale, *case.sorted()
-
-
-def oracle(case: Moe, arch: str, bias: torch.Tensor | None = None, elsewhere: float = 0.0) -> torch.Tensor:
-    a = FORMATS[arch][case.a.long()] * torch.exp2(case.a_scale.double() - 127).repeat_interleave(32, dim=1)
-    a[(case.a_scale == SCALE_NAN).repeat_interleave(32, dim=1)] = torch.nan
-    want = torch.full((case.slots, case.w.shape[1]), elsewhere, dtype=torch.float64)
-    for slot, owner in enumerate(case.owners):
-        if owner >= 0:
-            want[slot] = dequantize_fp4(case.w[owner], case.w_scale[owner]) @ a[slot // case.a_div]
-            want[slot] += 0 if bias is None else bias[owner].double()
-            want[slot] *= 1 if case.weights is None else case.weights[slot].double()
-    return want
-
-
-def counts(case: Moe) -> tuple[int, int, int]:
-    return case.slots, case.block_m, case.a_div
 
 
 def split(case: Moe, rows: int, waves: int, columns: int, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import mxfp4_grouped_cases as mxfp4
 from helpers.mxfp8_cases import BYTE_OF_INTEGER, SCALE_NAN, SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import UNTOUCHED, Moe, exact, oracle, random_owners, sort_slots, sparse_bytes
 
@@ -15,6 +16,7 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.tuned import read_rows
+from hipforge.ops.mxfp4_grouped_gemm import grouped_mxfp4_linear, mxfp4_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, TABLE
 from hipforge.ops.mxfp8_grouped_gemm.kernels import stream
@@ -132,6 +134,35 @@ def test_the_linear_streams_and_copies_what_the_kernel_refuses() -> None:
     assert_bits(grouped_mxfp8_linear(*operands), want)
     moved = case.a, embedded(case.a_scale, 0xFF, margin=63), case.w, embedded(case.w_scale, 0xFF, margin=61)
     assert_bits(grouped_mxfp8_linear(*moved, *operands[4:]), want)
+
+
+@pytest.mark.parametrize("k", KS)
+def test_rows_in_e2m1_stream_as_those_in_e4m3(k: int) -> None:
+    case = mxfp4.case_of(OWNERS, 7, 661, k, a_div=3, weighted=True)
+    bias = torch.randint(-8, 9, (7, 661), generator=torch.Generator().manual_seed(2)) * 0.5
+    want = mxfp4.oracle(case, "gfx950", bias)
+    case.w_scale[4, 17, k // 64] = SCALE_NAN
+    want[36:41, 17] = torch.nan
+    sizes = *case.w.shape[:2], k, case.slots, case.a.shape[0], case.a_div, case.block_m
+    surrounded = case.but(
+        a=embedded(case.a, 0xFF), w=embedded(case.w, 0xFF), a_scale=embedded(case.a_scale, SCALE_NAN, margin=64),
+        w_scale=embedded(case.w_scale, SCALE_NAN, margin=64),
+    )  # fmt: skip
+    for each, columns, order in ((case, 64, "random"), (surrounded, 512, "reverse")):
+        out = each.out()
+        with emulator.options(checks="all", wave_order=order), emulator.counters() as counted:
+            operands = *mxfp4.operands(each), each.weights, bias
+            mxfp4_grouped_stream_out(out, *operands, *sizes, columns)
+        assert_bits(out, want)
+        assert counted.launches == 1 and not counted.scratch_bytes
+        assert counted.tensors["w"].unique_loaded == 4 * 661 * k // 2
+
+
+def test_a_short_k_of_many_experts_in_mxfp4_streams() -> None:
+    case = mxfp4.case_of(random_owners(64, 128), 128, 6144, 256)
+    operands = *mxfp4.operands(case), *mxfp4.counts(case)
+    assert hipforge.explain(grouped_mxfp4_linear, *operands).kernel == "mxfp4_grouped_stream"
+    assert_bits(grouped_mxfp4_linear(*operands), mxfp4.oracle(case, "gfx950"))
 
 
 def test_weights_of_more_than_2_gib_are_read_to_the_last_expert() -> None:

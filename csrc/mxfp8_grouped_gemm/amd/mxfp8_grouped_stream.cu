@@ -24,16 +24,7 @@ void mxfp8_grouped_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, 
   const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
                        num_valid_tokens, M_act, a_div, block_m, hf::mxfp8::payload_of(w)};
   Problem problem = checked(given);
-  HF_CHECK(K == HF_STEPS * hf::wave_split::kStep, "K must be a multiple of 128, at most ", kMostSteps * hf::wave_split::kStep,
-           "; this variant of the module has K = ", HF_STEPS * hf::wave_split::kStep, "; got ", K);
-  HF_CHECK(problem.options & kAlignedScales, "a_scale and w_scale must start at a multiple of 4 bytes; pass copies of these views");
-  HF_CHECK(columns >= kSide * kTile && columns <= kMostColumns && columns % (kSide * kTile) == 0,
-           "columns must be a multiple of ", kSide * kTile, " up to ", kMostColumns, "; got ", columns);
   take_output(problem, out, mul_weight_by, given);
-
-  if (problem.grid_rows == 0) return;
-  problem.tile_columns = static_cast<uint32_t>(columns);
-  launch(mxfp8_grouped_stream<HF_STEPS>, problem, static_cast<const Rest&>(problem),
-         dim3(hf::ceil_div(N, columns), problem.grid_rows), kSide * hf::dev::kWaveSize, 0, stream);
+  launch_stream<HF_STEPS>(mxfp8_grouped_stream<HF_STEPS>, problem, columns, stream);
 }
 HF_EXPORT(mxfp8_grouped_stream_out);

@@ -11,6 +11,8 @@
 // which its compute units receive 14 KB), its slots, its rows of A and its store, in turn. Here a wave waits for them once and
 // then has kAhead tiles in flight.
 //
+// W may be e2m1, half the bytes: a lane has 32 neighbouring k of a step then, 16 bytes.
+//
 // Grid as for split_kernel.h, which finds the slots; a work-group has kSide waves side by side, and tile_columns columns.
 // Bytes: an expert's weight once for every 16 slots of a tile; A once per work-group, from cache.
 //
@@ -27,11 +29,14 @@ constexpr int kMostColumns = 512;  // of a work-group
 
 #if defined(__gfx950__)
 
-// A K of kSteps steps of 16 rows as a lane holds it: 16 bytes at 16 (l / 16) of each half of a step, and its row's scales, a word
-// for each step.
-template <int kSteps>
+// A K of kSteps steps of 16 rows as a lane holds it: 16 bytes at 16 (l / 16) of each half of a step, of e2m1 of each step, and its
+// row's scales, a word for each step.
+template <int kSteps, Elements kElements>
 struct ShortRows {
-  dev::u32x4 pieces[kSteps][wave_split::kPieces], scales;
+  using Pieces = wave_split::WPieces<kElements>;
+  static constexpr uint32_t kStepBytes = wave_split::row_bytes(kElements, wave_split::kStep);
+
+  dev::u32x4 pieces[kSteps][Pieces::kCount], scales;
 
   __device__ __forceinline__ void load(dev::Buffer payload, uint32_t at, uint32_t from, dev::Buffer all_scales, uint32_t scale_at,
                                        uint32_t scales_from) {
@@ -39,19 +44,24 @@ struct ShortRows {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-      for (int i = 0; i < wave_split::kPieces; ++i)
-        pieces[s][i] = dev::load_b128(payload, at + s * wave_split::kStep + i * wave_split::kPieceStride, from);
+      for (int i = 0; i < Pieces::kCount; ++i)
+        pieces[s][i] = dev::load_b128(payload, at + s * kStepBytes + i * Pieces::kStride, from);
     __builtin_amdgcn_sched_barrier(0);  // in the order of their use: loads return in order
   }
 
   __device__ uint32_t scale(int step, uint32_t group) const { return scales[step] >> 8 * group; }
 
-  __device__ __forceinline__ dev::f32x4 times(const ShortRows& b, uint32_t group) const {
+  __device__ __forceinline__ dev::f32x4 times(const ShortRows<kSteps, Elements::e4m3>& b, uint32_t group) const {
     dev::f32x4 sums = {};
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      sums = dev::mfma_scaled_e4m3(dev::mfma_operand(pieces[s][0], pieces[s][1]), scale(s, group),
-                                   dev::mfma_operand(b.pieces[s][0], b.pieces[s][1]), b.scale(s, group), sums);
+    for (int s = 0; s < kSteps; ++s) {
+      const dev::i32x8 other = dev::mfma_operand(b.pieces[s][0], b.pieces[s][1]);
+      if constexpr (kElements == Elements::e2m1)
+        sums = dev::mfma_scaled_e2m1_e4m3(pieces[s][0], scale(s, group), other, b.scale(s, group), sums);
+      else
+        sums = dev::mfma_scaled_e4m3(dev::mfma_operand(pieces[s][0], pieces[s][1]), scale(s, group), other, b.scale(s, group),
+                                     sums);
+    }
     // Opaque: clang 22 would move the instructions, and with them the lanes' scales, to where only lanes with a slot are
     // active.
     return dev::lane_vector_here(sums);
@@ -59,23 +69,25 @@ struct ShortRows {
 };
 
 // The columns of a work-group for 16 slots, one to a lane % 16.
-template <int kSteps>
+template <int kSteps, Elements kW>
 __device__ __forceinline__ void stream(uint32_t slot, bool exists, uint32_t expert, const Pass& pass, uint32_t tile_columns,
                                        uint32_t wave, uint32_t lane) {
   constexpr uint32_t kK = kSteps * wave_split::kStep, kScales = kK / kMxBlock, kSideColumns = kSide * kTile;
-  constexpr int kAhead = kSteps <= 2 ? 3 : 2;
+  constexpr uint32_t kRowBytes = wave_split::row_bytes(kW, kK);
+  constexpr int kAhead = (kSteps <= 2 ? 3 : 2) + (kW == Elements::e2m1);
   const uint32_t group = lane / kTile, n = pass.n, first = blockIdx.x * tile_columns, columns = min(tile_columns, n - first);
-  const uint32_t in_row = group * wave_split::kPieceBytes;
+  const uint32_t in_row = group * wave_split::kPieceBytes;  // of e2m1 too
   const uint64_t w_row = uint64_t{expert} * n + first;
-  const dev::Buffer w = dev::make_buffer(pass.w + w_row * kK, columns * kK);
+  const dev::Buffer w = dev::make_buffer(pass.w + w_row * kRowBytes, columns * kRowBytes);
   const dev::Buffer ws = dev::make_buffer(pass.w_scales + w_row * kScales, columns * kScales);
-  const uint32_t w_at = lane % kTile * kK + in_row, ws_at = lane % kTile * kScales;
+  const uint32_t w_at = lane % kTile * kRowBytes + in_row, ws_at = lane % kTile * kScales;
   uint32_t column = wave * kTile;
-  ShortRows<kSteps> a, ring[kAhead];
+  ShortRows<kSteps, Elements::e4m3> a;
+  ShortRows<kSteps, kW> ring[kAhead];
   const uint32_t row = pass.a_div == 1 ? slot : slot / pass.a_div;
   a.load(dev::make_buffer(pass.a, pass.a_rows * kK), exists ? row * kK + in_row : dev::kOutOfRange, 0,
          dev::make_buffer(pass.a_scales, pass.a_rows * kScales), exists ? row * kScales : dev::kOutOfRange, 0);
-  const auto load = [&](int t, uint32_t from) { ring[t].load(w, w_at, from * kK, ws, ws_at, from * kScales); };
+  const auto load = [&](int t, uint32_t from) { ring[t].load(w, w_at, from * kRowBytes, ws, ws_at, from * kScales); };
 #pragma unroll
   for (int t = 0; t < kAhead; ++t) load(t, column + t * kSideColumns);
   const Late& late = arguments_here();
@@ -107,11 +119,9 @@ __device__ __forceinline__ void stream(uint32_t slot, bool exists, uint32_t expe
 #endif
 
 /// Work-groups of kSide waves; no LDS. K is kSteps steps, rows of scales are aligned and p.tile_columns is a multiple of
-/// 16 kSide; everything else as for mxfp8_grouped_split.
-template <int kSteps>
-__global__ __launch_bounds__(kSide * dev::kWaveSize) void mxfp8_grouped_stream(
-    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
-    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+/// 16 kSide; everything else as for multiply_groups.
+template <int kSteps, Elements kW>
+__device__ __forceinline__ void stream_groups(const First& leading) {
 #if defined(__gfx950__)
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
   uint32_t tile_columns;
@@ -119,13 +129,41 @@ __global__ __launch_bounds__(kSide * dev::kWaveSize) void mxfp8_grouped_stream(
     tile_columns = late.tile_columns;
     dev::wave_value_loaded_here(tile_columns);
   };
-  for_each_group({sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth}, lane, also,
-                 [&](const Slots& slots, uint32_t expert, const Pass& pass) {
-                   for (uint32_t first = 0; first < slots.count; first += kTile)
-                     stream<kSteps>(slots.of_lane(first, lane), first + lane % kTile < slots.count, expert, pass, tile_columns,
-                                    wave, lane);
-                 });
+  for_each_group(leading, lane, also, [&](const Slots& slots, uint32_t expert, const Pass& pass) {
+    for (uint32_t first = 0; first < slots.count; first += kTile)
+      stream<kSteps, kW>(slots.of_lane(first, lane), first + lane % kTile < slots.count, expert, pass, tile_columns, wave, lane);
+  });
 #endif
+}
+
+template <int kSteps>
+__global__ __launch_bounds__(kSide * dev::kWaveSize) void mxfp8_grouped_stream(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+  stream_groups<kSteps, Elements::e4m3>({sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
+}
+
+/// mxfp8_grouped_stream with W in e2m1.
+template <int kSteps>
+__global__ __launch_bounds__(kSide * dev::kWaveSize) void mxfp4_grouped_stream(
+    const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
+    uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
+  stream_groups<kSteps, Elements::e2m1>({sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
+}
+
+/// Checks what the kernel asks of K, scales and columns, and launches it.
+template <int kSteps, class Kernel>
+void launch_stream(Kernel kernel, Problem problem, int64_t columns, hipStream_t stream) {
+  constexpr int kK = kSteps * wave_split::kStep;
+  HF_CHECK(problem.k == kK, "K must be a multiple of 128, at most ", kMostSteps * wave_split::kStep,
+           "; this variant of the module has K = ", kK, "; got ", problem.k);
+  HF_CHECK(problem.options & kAlignedScales, "a_scale and w_scale must start at a multiple of 4 bytes; pass copies of these views");
+  HF_CHECK(columns >= kSide * kTile && columns <= kMostColumns && columns % (kSide * kTile) == 0,
+           "columns must be a multiple of ", kSide * kTile, " up to ", kMostColumns, "; got ", columns);
+  if (problem.grid_rows == 0) return;
+  problem.tile_columns = static_cast<uint32_t>(columns);
+  launch(kernel, problem, static_cast<const Rest&>(problem), dim3(ceil_div(int64_t{problem.n}, columns), problem.grid_rows),
+         kSide * dev::kWaveSize, 0, stream);
 }
 
 }  // namespace hf::moe

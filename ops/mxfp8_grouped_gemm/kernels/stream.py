@@ -51,12 +51,17 @@ def takes(k: int) -> bool:
     return 0 < k <= MAX_K and k % K_STEP == 0
 
 
+def variant(*given: Any) -> dict[str, int]:
+    """Return the variant of a module for an entry's arguments, by K."""
+    return {"HF_STEPS": min(MAX_K // K_STEP, max(1, given[12] // K_STEP))}
+
+
 mxfp8_grouped_stream_out = stub(
     "mxfp8_grouped_stream_out",
     "module_mxfp8_grouped_gemm_stream",
     f"out, {OPERANDS}; {ROUTED}; columns: int",
     "Write the rows of ``out`` that tiles in use cover; ``columns`` per work-group.",
-    variant=lambda *given: {"HF_STEPS": min(MAX_K // K_STEP, max(1, given[12] // K_STEP))},
+    variant=variant,
 )
 
 

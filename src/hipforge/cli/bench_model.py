@@ -304,7 +304,7 @@ def command(
     graph over the layers' own operands; the gap is what the step takes beyond their sum. MiniMax-M3 attends in full.
     With --tp torchrun starts a process for each GPU, and the logits are held to those of one GPU.
     """
-    shape = decode_step.read(config)
+    shape = replace(decode_step.read(config), sparse=None)
     device = devices.current()
     if not device.is_gpu:
         raise ConfigError(

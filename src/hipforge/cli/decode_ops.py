@@ -20,6 +20,7 @@ from hipforge.cli.decode_ranks import ALONE
 from hipforge.cli.decode_step import BLOCK, Shape
 from hipforge.jit import registry
 from hipforge.nn import CacheStep, PagedKVCache
+from hipforge.nn.cache import UNSPLIT_KEYS
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
@@ -132,7 +133,10 @@ class Random:
 
 @dataclass(frozen=True)
 class Layer:
-    """The parameters of a layer: ``router`` and 3-dimensional ``gate_up`` and ``down`` where it has experts."""
+    """The parameters of a layer: ``router`` and 3-dimensional ``gate_up`` and ``down`` where it has experts.
+
+    A layer of sparse attention has ``index_norms``, of index queries and keys, whose rows are the last of ``qkv``.
+    """
 
     input_norm: torch.Tensor
     post_norm: torch.Tensor
@@ -145,6 +149,7 @@ class Layer:
     correction_bias: torch.Tensor | None
     gate_up: Linear
     down: Linear
+    index_norms: Pair | None = None
 
 
 class Model:
@@ -162,17 +167,15 @@ class Model:
     def __init__(self, shape: Shape, source: Source) -> None:
         self.shape, self.source, self.place, self.ranks = shape, source, source.place, ALONE
         self.kv_heads = shape.heads[1], slice(None)
-        dense, sparse = shape.layers
-        if source.kept:
-            self.layers = [self._layer(index >= dense) for index in range(dense + sparse)]
-        else:
-            self.layers = [self._layer(False)] * dense if dense else []
-            self.layers += [self._layer(True)] * sparse if sparse else []
+        (dense, routed), blocks = shape.layers, 0 if shape.sparse is None else shape.sparse.layers
+        kinds = [(index >= dense, index >= dense + routed - blocks) for index in range(dense + routed)]
+        shared = {} if source.kept else {kind: self._layer(*kind) for kind in dict.fromkeys(kinds)}
+        self.layers = [shared[kind] if shared else self._layer(*kind) for kind in kinds]
         self.embedding = source.values(shape.vocabulary if source.kept else 1, shape.hidden, spread=1.0)
         self.last_norm = source.values(shape.hidden, mean=1.0 - shape.offset)
         self.head = Linear(*source.weight(shape.vocabulary, shape.hidden))
 
-    def _layer(self, sparse: bool) -> Layer:
+    def _layer(self, routed: bool, sparse: bool) -> Layer:
         shape, source = self.shape, self.source
         heads, kv_heads = shape.heads
         mean, biases = 1.0 - shape.offset, shape.biases
@@ -185,21 +188,25 @@ class Model:
         def head_norm() -> torch.Tensor | None:
             return source.values(shape.head_dim, mean=mean) if shape.head_norms else None
 
+        index_norms = None
+        if sparse:
+            index_norms = source.values(shape.head_dim, mean=mean), source.values(shape.head_dim, mean=mean)
         total, sigmoid = shape.experts + shape.shared, shape.scoring == "sigmoid"
-        inner = (total, shape.expert_inner) if sparse else (shape.inner,)
+        inner = (total, shape.expert_inner) if routed else (shape.inner,)
         router = torch.float32 if sigmoid else torch.bfloat16
         return Layer(
             input_norm=source.values(shape.hidden, mean=mean),
             post_norm=source.values(shape.hidden, mean=mean),
-            qkv=linear((heads + 2 * kv_heads) * shape.head_dim, shape.hidden),
+            qkv=linear((heads + 2 * kv_heads + sparse * (kv_heads + 1)) * shape.head_dim, shape.hidden),
             out=linear(shape.hidden, heads * shape.head_dim),
             head_norms=(head_norm(), head_norm()),
             sinks=source.values(heads, mean=1.0, dtype=float32) if biases else None,
-            router=source.values(shape.experts, shape.hidden, dtype=router) if sparse else None,
-            router_bias=source.values(shape.experts, dtype=float32) if sparse and biases else None,
-            correction_bias=source.values(shape.experts, dtype=float32) if sparse and sigmoid else None,
-            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, dtype=float32 if sparse else torch.bfloat16),
-            down=linear(*inner[:-1], shape.hidden, inner[-1], dtype=float32 if sparse else torch.bfloat16),
+            router=source.values(shape.experts, shape.hidden, dtype=router) if routed else None,
+            router_bias=source.values(shape.experts, dtype=float32) if routed and biases else None,
+            correction_bias=source.values(shape.experts, dtype=float32) if routed and sigmoid else None,
+            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, dtype=float32 if routed else torch.bfloat16),
+            down=linear(*inner[:-1], shape.hidden, inner[-1], dtype=float32 if routed else torch.bfloat16),
+            index_norms=index_norms,
         )
 
 
@@ -263,10 +270,11 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
     shape, place = model.shape, model.place
     fused = devices.current().arch_of() in registry.module(row_stream_made.MODULE).archs if fused is None else fused
     (heads, kv_heads), dim, hidden = shape.heads, shape.head_dim, shape.hidden
-    own = model.source.kept
+    own, chosen = model.source.kept, shape.sparse
     cache = PagedKVCache(
-        len(model.layers) if own else 1, batch * -(-(context + ahead) // PAGE_SIZE), PAGE_SIZE, kv_heads, dim, place
-    )
+        len(model.layers) if own else 1, batch * -(-(context + ahead) // PAGE_SIZE), PAGE_SIZE, kv_heads, dim, place,
+        index_dtype=None if shape.sparse is None else torch.bfloat16,
+    )  # fmt: skip
     step, rows, row = _steps(cache, batch, context, ahead)
     counter = torch.zeros(1, dtype=torch.int64, device=place)
 
@@ -283,8 +291,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
     streams = [residual, new(batch, hidden)]  # the residual stream, and where a fused norm writes the next one
     tokens = new(batch, dtype=torch.int64)
     normed, attended = mxfp8(batch, hidden), mxfp8(batch, heads * dim)
-    qkv, rotated = new(batch, (heads + 2 * kv_heads) * dim), new(batch, heads, dim)
-    q, k, v = qkv.view(batch, -1, dim).split((heads, kv_heads, kv_heads), 1)
+    rotated, sections = new(batch, heads, dim), (heads, kv_heads, kv_heads)
+    qkv, indexed = new(batch, sum(sections) * dim), new(batch, (sum(sections) + kv_heads + 1) * dim)
     half = shape.rotary_dim // 2
     frequency = shape.theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(context + ahead)[:, None] * frequency
@@ -343,10 +351,20 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         at, weights = index if own else 0, layer.head_norms
         window = shape.window if index % 2 == 0 else None
         options: dict[str, Any] = {"sinks": layer.sinks, "window": window, "out_format": "mxfp8"}
-        op("norm, rope, store k v", "mall", lambda: cache.rope_and_store(
+        given: dict[str, Any] = {}
+        if layer.index_norms is None:
+            q, k, v = qkv.view(batch, -1, dim).split(sections, 1)
+        else:
+            q, k, v, *of_index = indexed.view(batch, -1, dim).split((*sections, kv_heads, 1), 1)
+            given = dict(zip(("index_q", "index_k", "index_q_weight", "index_k_weight"),
+                             (*of_index, *layer.index_norms), strict=True))  # fmt: skip
+        op("norm, rope, store k v" + (", index" if given else ""), "mall", lambda: cache.rope_and_store(
             at, q, k, v, cos_sin, step, q_weight=weights[0], k_weight=weights[1], weight_offset=shape.offset,
-            epsilon=EPSILON, q_out=rotated,
+            epsilon=EPSILON, q_out=rotated, **given,
         ))  # fmt: skip
+        if given and step.block_tables.shape[1] * PAGE_SIZE > chosen.most_keys:
+            over_blocks(at, given["index_q"], options)
+            return
         op(
             "attention, quantise" if window is None else "attention in a window", "cold",
             lambda: cache.attend(
@@ -358,6 +376,24 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
                 step.seqlens, cache.k_scale[at], cache.v_scale[at], **options,
             ),
         )  # fmt: skip
+
+    def over_blocks(at: int, index_q: torch.Tensor, options: dict[str, Any]) -> None:
+        lists, size = (step.block_tables, step.seqlens), chosen.block_size
+        scores = hipforge.sparse_block_scores(index_q[:, None], cache.index[at], *lists, block_size=size)
+        names = "ids_out", "tables_out", "lengths_out"
+        how = {"page_size": PAGE_SIZE, "topk": chosen.topk, "local_blocks": chosen.local_blocks, "block_size": size}
+        found = hipforge.sparse_topk_blocks(scores, *lists, **how)
+        op("scores of key blocks", "cold", partial(
+            hipforge.sparse_block_scores, index_q[:, None], cache.index[at], *lists, block_size=size, out=scores,
+        ), lambda: batch * context * dim * cache.index.element_size(), of_context=True)  # fmt: skip
+        op("choice of key blocks", "mall", partial(
+            hipforge.sparse_topk_blocks, scores, *lists, **how, **dict(zip(names, found, strict=True)),
+        ), of_context=True)  # fmt: skip
+        op("attention over chosen blocks, quantise", "cold", partial(
+            hipforge.decode_attention_fp8, rotated[:, None], cache.k[at], cache.v[at], *found[1:], cache.k_scale[at],
+            cache.v_scale[at], split_k=1 if chosen.most_keys <= UNSPLIT_KEYS else None, **options,
+            out=attended[0].view(batch, 1, heads, dim), scale_out=attended[1],
+        ), lambda: batch * min(context, chosen.most_keys) * 2 * kv_heads * dim)  # fmt: skip
 
     def dense(layer: Layer) -> None:
         plain = (
@@ -441,7 +477,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         parts.index = hipforge.moe_align_block_size(parts.ids, BLOCK_M, total)
     op("embedding", "torch", lambda: torch.index_select(model.embedding, 0, tokens, out=residual))
     for index, layer in enumerate(model.layers):
-        normed_product("qkv", layer.input_norm, layer.qkv, qkv, first=index == 0)
+        name, into = ("qkv", qkv) if layer.index_norms is None else ("qkv, index", indexed)
+        normed_product(name, layer.input_norm, layer.qkv, into, first=index == 0)
         attention(index, layer)
         product("o_proj", attended, layer.out, x_part)
         whole()

@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hipforge.errors import ConfigError
 from hipforge.jit.cache.files import read as read_file
 
 BLOCK = 32
+
+
+class Sparse(NamedTuple):
+    """Sparse attention: how many layers have it, all behind those with full attention, and which blocks they see."""
+
+    layers: int
+    topk: int
+    block_size: int
+    local_blocks: int
+
+    @property
+    def most_keys(self) -> int:
+        """Keys that a token sees at most."""
+        return self.topk * self.block_size
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,7 @@ class Shape:
         biases: whether qkv, o, router and experts have biases, heads have sinks, and gate and up take turns in the rows
             of their weights: gpt-oss.
         window: keys that a token sees in every other layer, or None.
+        sparse: the layers whose tokens see blocks of keys that an index chooses, or None.
     """
 
     name: str
@@ -59,6 +74,7 @@ class Shape:
     theta: float = 10000.0
     biases: bool = False
     window: int | None = None
+    sparse: Sparse | None = None
 
 
 def read(path: Path) -> Shape:
@@ -128,10 +144,27 @@ def _shape(name: str, config: dict[str, Any]) -> Shape:
             plain, layers=(dense, layers - dense), rotary_dim=int(config.get("rotary_dim", dim)), head_norms=True,
             offset=1.0, inner=int(config["dense_intermediate_size"]), experts=int(config["num_local_experts"]),
             top_k=int(config["num_experts_per_tok"]), shared=1, expert_inner=shared[1], scoring="sigmoid",
-            limit=float(config["swiglu_limit"]),
+            limit=float(config["swiglu_limit"]), sparse=_sparse(config, plain),
         )  # fmt: skip
     known = "llama, qwen3, qwen3_moe, gpt_oss or minimax_m3_vl_text"
     raise ConfigError(f"model_type must be {known}; got {name!r}")
+
+
+def _sparse(config: dict[str, Any], plain: Shape) -> Sparse | None:
+    kinds = config.get("layer_types") or []
+    count = sum(kind == "minimax_m3_sparse" for kind in kinds)
+    if not count:
+        return None
+    if len(kinds) != sum(plain.layers) or "minimax_m3_sparse" in kinds[: len(kinds) - count]:
+        raise ConfigError(f"layers with sparse attention must come last in layer_types, one of each layer; got {kinds}")
+    index = int(config.get("index_n_heads", plain.heads[1])), int(config.get("index_head_dim", plain.head_dim))
+    if index != (plain.heads[1], plain.head_dim):
+        raise ConfigError(f"index queries must be as many and as wide as KV heads, {plain.heads[1]} of "
+                          f"{plain.head_dim}; got {index[0]} of {index[1]}")  # fmt: skip
+    numbers = (int(config.get(f"index_{name}", usual)) for name, usual in (
+        ("topk_blocks", 16), ("block_size", 128), ("local_blocks", 1)
+    ))  # fmt: skip
+    return Sparse(count, *numbers)
 
 
 def divided(shape: Shape, tp: int) -> Shape:

@@ -95,7 +95,7 @@ def command(
     """Model a decode step of the model that CONFIG (its config.json) describes, on one GPU of --tp.
 
     Every op runs on the emulator at the model's own shape, and the model of time says how long it takes. Communication
-    between the GPUs is not in it. MiniMax-M3 attends in full; its sparse attention is not in the list.
+    between the GPUs is not in it.
     """
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
