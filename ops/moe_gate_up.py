@@ -31,22 +31,23 @@ from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 KERNEL = "mxfp8_gate_up"
 GROUPS = (1, 2, 4)  # work-groups that share the K of a block of results
 LEAST_SHARED_STEPS = 24  # below, the sums' meeting costs more than it saves: bench_moe_peers.py --groups
-MOST_SHARED = 1.25  # blocks for each compute unit: with more of them memory is the bound
+MOST_BEYOND = 0.25  # blocks for each compute unit beyond a full round: with more of them memory is the bound
 
 
-def split_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> tuple[int, int]:
+def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: int = 1) -> tuple[int, int]:
     """Return in how many parts a work-group takes K, and how many work-groups share the K of a block of results.
 
     A compute unit loads what its work-groups need at one rate, however many they are: the one with the most decides. So
-    two share a K where the blocks leave half of them idle, and four where a few have a second block. One part is enough
-    where K is short or where work-groups fill the GPU.
+    two share a K where the blocks leave half of them idle, and four where a few have one block more than the others: a
+    second one, of W with ``packing`` elements in a byte, 2, a third. One part is enough where K is short or where
+    work-groups fill the GPU.
     """
     steps, blocks = -(-k // K_STEP), n // (2 * BLOCK) * min(slots, experts)
     if steps <= MOST_STEPS:
         return 1, 1
     if steps >= LEAST_SHARED_STEPS and 2 * blocks <= cu_count:
         return 1, 2
-    if steps >= LEAST_SHARED_STEPS and cu_count < blocks <= MOST_SHARED * cu_count:
+    if steps >= LEAST_SHARED_STEPS and packing * cu_count < blocks <= (packing + MOST_BEYOND) * cu_count:
         return 1, 4
     return (1 if blocks >= cu_count else 2), 1
 
@@ -72,10 +73,10 @@ mxfp8_gate_up_out = stub(
 )
 
 
-def split_configuration(taken: Accepted, experts: int, n: int, k: int) -> Configuration:
+def split_configuration(taken: Accepted, experts: int, n: int, k: int, packing: int = 1) -> Configuration:
     """Return the configuration with the epilogue, where the kernel that splits K over waves was accepted."""
     slots = invariance.ROWS if invariance.STATE.on else taken.problem.slots
-    parts, groups = split_of(slots, experts, n, k, devices.current().cu_count())
+    parts, groups = split_of(slots, experts, n, k, devices.current().cu_count(), packing)
     return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
 
 

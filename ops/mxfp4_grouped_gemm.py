@@ -101,7 +101,12 @@ class Problem(mx.Problem):
 
 
 WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=mxfp4_grouped_split_out)
-STREAM = replace(stream.STREAM, name=STREAM_KERNEL, launch=mxfp4_grouped_stream_out)
+STREAM = replace(
+    stream.STREAM,
+    name=STREAM_KERNEL,
+    launch=mxfp4_grouped_stream_out,
+    default=functools.partial(stream.default, packing=2),
+)
 KERNELS = (WAVE_SPLIT, STREAM)
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
@@ -129,7 +134,8 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
 def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[Any]:
     """Return a call of an op for ``hipforge profile``."""
     a_q, a_scale = quantize_mxfp8(torch.randn(tokens, k), fp8_dtypes("cpu")[0])
-    weights = (part.view(experts, n, -1) for part in quantize_mxfp4(torch.randn(experts * n, k) * 0.1))
+    # All experts have one weight: making those of hundreds takes minutes.
+    weights = (part.expand(experts, -1, -1).contiguous() for part in quantize_mxfp4(torch.randn(n, k) * 0.1))
     slots = moe_align_block_size(torch.rand(tokens, experts).topk(top_k, dim=1).indices.int(), 64, experts)
     function: Any = {"grouped_gemm_mxfp4": grouped_gemm_mxfp4, "grouped_mxfp4_linear": grouped_mxfp4_linear}[op]
     counts = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
@@ -232,7 +238,8 @@ def grouped_mxfp4_linear(
     return run(taken, parts, out, uncovered, grouped_mm, _start)
 
 
-FUSED = {KERNEL: GateUp(GATE_UP_KERNEL, split_configuration, functools.partial(launch_split, mxfp4_gate_up_out))}
+_SPLIT = functools.partial(split_configuration, packing=2)
+FUSED = {KERNEL: GateUp(GATE_UP_KERNEL, _SPLIT, functools.partial(launch_split, mxfp4_gate_up_out))}
 
 
 @operator(planned(FAMILY.plan_total, FUSED, packing=2), fake=new_gate_up)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from nn.test_time_model import DENSE, written
+from nn.test_time_model import modelled as time_model
 
 import hipforge.configs
 from hipforge.cli import bench
@@ -25,24 +26,41 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.output
 
 
-def modelled(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
-    cells = (bench.Cell("fp8_gemm", "2,64,128", 10.0, "somebody", 0.5), bench.Cell("rms_norm", "2,256"))
-    monkeypatch.setattr(bench, "CELLS", cells)
-    run("--report", folder / "out.json")
-    return json.loads((folder / "out.json").read_text())
+CELLS = (
+    bench.Cell((bench.Call("fp8_gemm", "2,64,128"),), 10.0, "somebody", 0.5, "kernel"),
+    bench.Cell((bench.Call("rms_norm", "2,256"), bench.Call("rms_norm", "2,256", "mall")), 5.0, "somebody", 0.9),
+)
 
 
 def test_a_report_on_the_emulator_is_modelled_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report = modelled(monkeypatch, tmp_path)
-    assert report["source"].startswith("model:cdna") and report["arch"] == "gfx950"
-    first, second = report["rows"]
-    assert first["kernel"].startswith("fp8_") and 1 < first["us"] < 10 and first["row"] is None
-    assert second["cell"]["op"] == "rms_norm" and second["us"] > 1
+    monkeypatch.setattr(bench, "CELLS", CELLS)
+    run("--report", tmp_path / "out.json")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["source"].startswith("model:cdna") and report["arch"] == "gfx950" and report["steps"] == []
+    first, second = (row["parts"] for row in report["rows"])
+    assert len(first) == 1 and first[0]["kernel"].startswith("fp8_") and first[0]["row"] is None
+    assert 1 < first[0]["us"] < first[0]["kernel_us"] < 10
+    assert second[0]["us"] > second[1]["us"] > 0.5  # what the Infinity Cache has is read sooner
     page = bench.text(report)
-    assert "**modelled**" in page and "| `fp8_gemm` | 2,64,128 |" in page and "| 10 |" in page
-    assert f"{int(first['us'] <= 5)} of 1 calls that have a goal reach it." in page
+    assert "**modelled**" in page and "| `fp8_gemm` 2,64,128 |" in page
+    # A profiler's durations are compared with the kernel's, an interval of calls with the replayed one.
+    ratios = first[0]["kernel_us"] / 10, (second[0]["us"] + second[1]["us"]) / 5
+    assert f"| 10 | kernel | {ratios[0]:.2f} | ≤ 0.5 |" in page and f"| 5 | call | {ratios[1]:.2f} | ≤ 0.9 |" in page
+    assert f"{(ratios[0] <= 0.5) + (ratios[1] <= 0.9)} of 2 lines that have a goal reach it." in page
     output = run("--from", tmp_path / "out.json", "--merge", tmp_path / "tables", code=1)
     assert "only measured times go into tables; these are of model:" in output
+
+
+def test_steps_are_those_of_time_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "CELLS", CELLS[:1])
+    monkeypatch.setattr(bench, "MODELS", (("config", 2),))
+    monkeypatch.setattr(bench, "CONTEXT", 48)
+    path = written(tmp_path, DENSE)
+    run("--configs", tmp_path, "--report", tmp_path / "out.json")
+    report = json.loads((tmp_path / "out.json").read_text())
+    (want,) = time_model(path, "--context", "48", "--tp", "2")
+    assert report["steps"] == [{"model": "config", "tp": 2, "batch": 1, "context": 48, "us": round(want["us"], 1)}]
+    assert f"| config | 2 | 1 | 48 | {want['us']:.0f} |" in bench.text(report)
 
 
 def test_measured_times_go_into_the_rows_that_chose_the_kernels(tmp_path: Path) -> None:
@@ -50,12 +68,13 @@ def test_measured_times_go_into_the_rows_that_chose_the_kernels(tmp_path: Path) 
     shutil.copy(table, tmp_path)
     before = list(csv.DictReader(table.open()))
     row = hipforge.ops.core.tuned.read_rows(hipforge.ops.schema_of("fp8_gemm"), table)[0]
-    cell = {"op": "fp8_gemm", "shape": "1,2304,6144", "published_us": 9.77, "publisher": "", "goal": 0.85}
+    cell = asdict(bench.CELLS[0])
+    part = {"us": 4.5, "kernel_us": None, "kernel": "k", "configuration": {}, "table": "fp8_gemm"}
     report = {
         "hipforge": "0", "date": "2026-11-26", "arch": "gfx950", "source": "measured:MI355X/torch",
         "rows": [
-            {"cell": cell, "us": 4.5, "kernel": "k", "configuration": {}, "table": "fp8_gemm", "row": dict(row.values)},
-            {"cell": cell, "us": 9.0, "kernel": "k", "configuration": {}, "table": None, "row": None},
+            {"cell": cell, "parts": [{**part, "row": dict(row.values)}]},
+            {"cell": cell, "parts": [{**part, "us": 9.0, "table": None, "row": None}]},
         ],
     }  # fmt: skip
     (tmp_path / "out.json").write_text(json.dumps(report))
@@ -70,34 +89,38 @@ def test_measured_times_go_into_the_rows_that_chose_the_kernels(tmp_path: Path) 
     assert bench.text(report).startswith("# Measured times\n")
 
 
-@pytest.mark.parametrize("content", ("", "[]", "{}", '{"rows": [{}]}', '{"rows": [{"us": "fast"}]}'))
+@pytest.mark.parametrize("content", ("", "[]", "{}", '{"rows": [{}]}', '{"rows": [{"parts": 1}]}'))
 def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "out.json").write_text(content)
     assert "is no report of hipforge bench" in run("--from", tmp_path / "out.json", "--page", tmp_path / "p", code=1)
 
 
-def test_the_page_of_predictions_is_made_of_the_tuned_rows(tmp_path: Path) -> None:
-    """``hipforge bench --tables --page docs/predictions.md`` writes it; only its day may differ."""
-    run("--tables", "--page", tmp_path / "page.md", "--report", tmp_path / "out.json")
-    page = (Path(__file__).parents[2] / "docs" / "predictions.md").read_text()
-    written = (tmp_path / "page.md").read_text()
-    assert re.sub(r"on \d{4}-\d\d-\d\d by", "", page) == re.sub(r"on \d{4}-\d\d-\d\d by", "", written)
-    cells = [row["cell"]["shape"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]]
-    assert cells == [cell.shape for cell in bench.CELLS]
+def test_the_page_of_predictions_is_made_of_its_report_and_that_of_the_list() -> None:
+    """``hipforge bench --from docs/predictions.json --page docs/predictions.md`` writes it."""
+    docs = Path(__file__).parents[2] / "docs"
+    report = json.loads((docs / "predictions.json").read_text())
+    assert bench.text(report) == (docs / "predictions.md").read_text()
+    assert [row["cell"] for row in report["rows"]] == json.loads(json.dumps([asdict(cell) for cell in bench.CELLS]))
+    assert [(step["model"], step["tp"]) for step in report["steps"]] == list(bench.MODELS)
 
 
-def test_a_shape_without_a_tuned_row_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "CELLS", (bench.Cell("fp8_gemm", "2,64,128"),))
-    assert "no tuned row of fp8_gemm has 2,64,128" in run("--tables", "--page", tmp_path / "p", code=1)
+def test_the_tuned_rows_of_the_report_are_those_that_ship() -> None:
+    report = json.loads((Path(__file__).parents[2] / "docs" / "predictions.json").read_text())
+    parts = [part for row in report["rows"] for part in row["parts"] if part["table"] is not None]
+    assert len(parts) >= 12
+    for part in parts:
+        schema = hipforge.ops.schema_of(part["table"])
+        shipped = hipforge.ops.core.tuned.read_rows(schema, Path(hipforge.configs.__file__).parent / schema.file_name)
+        assert part["row"] in [dict(row.values) for row in shipped], part["row"]
 
 
-def test_a_call_without_a_kernel_for_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_a_kernel_for_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def measured(op: str, shape: str, rotating: bool) -> object:
         if op == "fp8_gemm":
             raise ConfigError("fp8_gemm runs no kernel")
         return SimpleNamespace(us=2.5)
 
-    cells = (bench.Cell("fp8_gemm", "2,64,128"), bench.Cell("rms_norm", "2,256"))
+    cells = CELLS
     monkeypatch.setattr(bench, "CELLS", cells)
     gpu = SimpleNamespace(kind="cuda", is_gpu=True, arch_of=lambda: "sm_90")
     monkeypatch.setattr(bench.devices, "current", lambda: gpu)
@@ -106,8 +129,12 @@ def test_a_call_without_a_kernel_for_the_gpu_is_left_out(monkeypatch: pytest.Mon
     told = SimpleNamespace(file=None, row=None, kernel="k", configuration={})
     monkeypatch.setattr("hipforge.ops.core.dispatch.explain", lambda *_, **__: told)
     monkeypatch.setattr("hipforge.tuning.timing.measured_source", lambda: "measured:card/torch")
-    found = bench._run(False)
-    assert [row["cell"]["op"] for row in found["rows"]] == ["rms_norm"] and found["source"] == "measured:card/torch"
+    found = bench._run(None)
+    assert [row["cell"]["calls"][0]["op"] for row in found["rows"]] == ["rms_norm"]
+    assert found["source"] == "measured:card/torch"
+    assert [[part["us"], part["kernel_us"]] for part in found["rows"][0]["parts"]] == [[2.5, None]] * 2
+    with pytest.raises(ConfigError, match="on a GPU hipforge bench-model measures a decode step"):
+        bench._run(tmp_path)
     monkeypatch.setattr(bench, "CELLS", cells[:1])
     with pytest.raises(ConfigError, match="no call has a kernel for sm_90"):
-        bench._run(False)
+        bench._run(None)

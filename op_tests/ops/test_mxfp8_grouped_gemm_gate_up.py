@@ -158,6 +158,10 @@ def test_k_is_shared_where_work_groups_are_few_or_just_exceed_the_compute_units(
     assert split_of(18, 257, 1024, 6144, 256) == (1, 4)  # 288
     assert split_of(36, 257, 1024, 6144, 256) == (1, 1)  # 576
     assert split_of(64, 2, 1024, 6144, 256) == (1, 2)  # 32: no more experts than there are
+    # Blocks of half the bytes: with a second one nothing is gained, with a third one it is.
+    assert [split_of(slots, 257, 512, 7168, 256, packing=2) for slots in (36, 64, 65, 72, 73)] == [
+        (1, 1), (1, 1), (1, 4), (1, 4), (1, 1)
+    ]  # fmt: skip
     assert split_of(9, 257, 512, 768, 256) == (1, 1)  # a short K
     assert split_of(9, 257, 512, 2048, 256) == (2, 1)  # one whose halves would save less than their meeting costs
 

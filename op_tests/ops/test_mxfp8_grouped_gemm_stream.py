@@ -122,6 +122,8 @@ def test_the_default_streams_short_ks_of_many_experts() -> None:
 
     assert [columns(slots, 257, 256) for slots in (9, 18, 36, 72, 144)] == [None, 128, 256, 512, 512]
     assert [columns(slots, 257, 512) for slots in (9, 72, 144, 288)] == [None, None, 512, 512]
+    packed = [stream.default_choice(slots, 33, 7168, 512, 256, packing) for slots in (9, 144) for packing in (1, 2)]
+    assert [one and one.configuration["columns"] for one in packed] == [None, None, None, 256]
     assert columns(64, 257, 768) is None and columns(144, 257, 224) is None and columns(144, 257, 8192) is None
 
 

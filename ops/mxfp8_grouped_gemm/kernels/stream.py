@@ -31,16 +31,17 @@ def choice(columns: int) -> Choice:
     return Choice(KERNEL, MappingProxyType({"columns": columns}))
 
 
-def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> Choice | None:
+def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int, packing: int = 1) -> Choice | None:
     """Return the configuration for a problem where this kernel is faster; None where the kernel that splits K is.
 
-    That is where work-groups of its usual width, 128 columns, or 256 with a K of more than 256, are many for each
+    That is where work-groups of its usual width, 128 columns, or 256 with rows of W of more than 256 bytes, each of
+    ``packing`` elements, are many for each
     compute unit if every slot has another expert (``python op_tests/bench_moe_peers.py --published DIR``).
     """
     if not takes(k) or slots > ROWS * experts // 2:  # experts with more slots than a tile of registers
         return None
     columns_per_cu = n * min(slots, experts) / cu_count
-    usual, least = (128, 3) if k <= 2 * K_STEP else (256, 8)
+    usual, least = (128, 3) if k <= 2 * K_STEP * packing else (256, 8)
     if columns_per_cu < least * usual:
         return None
     return choice(max([usual, *(columns for columns in (256, 512) if columns_per_cu >= WIDE_GROUPS * columns)]))
@@ -103,9 +104,10 @@ def mxfp8_grouped_stream(
     return out
 
 
-def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+def default(problem: Any, arch: str, cu_count: int, packing: int = 1) -> Iterator[Timed]:
+    """Yield the configuration of :func:`default_choice`, with a time that puts it first."""
     slots, n, k = problem.key[:3]
-    taken = default_choice(slots, problem.experts, n, k, cu_count)
+    taken = default_choice(slots, problem.experts, n, k, cu_count, packing)
     if taken is not None:
         yield 0.0, taken.configuration  # before the kernel that splits K
 
@@ -122,5 +124,5 @@ STREAM = Kernel(
     candidates=lambda cell, arch: [{"columns": columns} for columns in COLUMNS if takes(cell.k)],
     pipeline=lambda given, cell, arch: Pipeline(BYTES_AHEAD),
     refusal=_refusal,
-    default=_default,
+    default=default,
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -22,45 +22,134 @@ BAND = "half of the model's times are within 4.5 % of published ones, nine of te
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A call, and what another kernel takes for it.
-
-    Attributes:
-        op: name of a subject of ``hipforge time``.
-        shape: as its ``SHAPE``.
-        published_us: microseconds that were published, or None.
-        publisher: who published them, and of which GPU.
-        goal: the share of them that is to be reached, or None.
-    """
+class Call:
+    """A call of a subject of ``hipforge time``; ``start`` is where its operands are: in HBM, or the Infinity Cache."""
 
     op: str
     shape: str
+    start: Literal["cold", "mall"] = "cold"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Calls one after another, and what other kernels take for them.
+
+    Attributes:
+        calls: each is timed by itself, and their times are added.
+        published_us: microseconds that were published, or None.
+        publisher: who published them, and of which GPU.
+        goal: the share of them that is to be reached, or None.
+        figure: what was published: durations of kernels as a profiler shows them, or the interval of whole calls.
+    """
+
+    calls: tuple[Call, ...]
     published_us: float | None = None
     publisher: str = ""
     goal: float | None = None
+    figure: Literal["kernel", "call"] = "call"
 
 
 def _ptpc(n: int, k: int, *published: float) -> list[Cell]:
     return [
-        Cell("fp8_gemm", f"{m},{n},{k}", us, AMD, 0.85 if m <= 16 else 1.0)
+        Cell((Call("fp8_gemm", f"{m},{n},{k}"),), us, AMD, 0.85 if m <= 16 else 1.0, "kernel")
         for m, us in zip((1, 16, 64), published, strict=True)
     ]
 
+
+def _experts(kind: str, tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> tuple[Call, Call]:
+    """Return a MoE layer's two products, the first with its activation."""
+    first, slots = f"{tokens},{2 * inner},{hidden},{experts},{top_k}", tokens * top_k
+    second = f"{slots},{hidden},{inner},{experts},1"
+    return Call(f"grouped_swiglu_{kind}", first), Call(f"grouped_{kind}_linear", second)
+
+
+def _layer(kind: str, tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> tuple[Call, ...]:
+    """Return a MoE layer behind its router."""
+    return (
+        Call("mxfp8_quantize", f"{tokens},{hidden}", "mall"),
+        Call("moe_align_block_size", f"{tokens},{experts},{top_k}", "mall"),
+        *_experts(kind, tokens, hidden, inner, experts, top_k),
+        Call("moe_combine", f"{tokens},{hidden},{top_k}", "mall"),
+    )
+
+
+def _fp8_blocks(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> tuple[Call, Call]:
+    slots = tokens * top_k
+    return (
+        Call("grouped_fp8_blocks", f"{tokens},{2 * inner},{hidden},{experts},{top_k}"),
+        Call("grouped_fp8_blocks", f"{slots},{hidden},{inner},{experts},1"),
+    )
+
+
+def _quantised(m: int, n: int, k: int) -> tuple[Call, Call]:
+    return Call("mxfp4_quantize", f"{m},{k}", "mall"), Call("mxfp4_linear", f"{m},{n},{k}")
+
+
+def _sparse(keys: int) -> tuple[Call, ...]:
+    return (
+        Call("sparse_block_scores", f"1,{keys},4,128"), Call("sparse_topk_blocks", f"1,{keys},4", "mall"),
+        Call("decode_attention_fp8", "1,2048,4,16,128"),
+    )  # fmt: skip
+
+
+_CONTEST = "AMD's contest, MI355X"
 
 CELLS = (
     *_ptpc(2304, 6144, 9.77, 10.1, 10.5),
     *_ptpc(6144, 2048, 5.33, 5.43, 6.07),
     *_ptpc(6144, 6144, 10.7, 10.4, 12.7),
-    *(Cell("mxfp8_linear", f"{m},2304,6144") for m in (1, 16, 64)),
-)
+    *(Cell((Call("mxfp8_linear", f"{m},2304,6144"),)) for m in (1, 16, 64)),
+    *(
+        Cell(_experts("mxfp8", tokens, 6144, 512, 257, 9), us, AMD, goal, "kernel")
+        for tokens, us, goal in ((1, 27.0, 0.65), (16, 181.5, 0.95), (64, 351.0, 0.95))
+    ),
+    *(
+        Cell(_quantised(m, n, k), us, _CONTEST, 0.5)
+        for m, n, k, us in (
+            (4, 2880, 512, 8.2), (16, 2112, 7168, 20.9), (32, 4096, 512, 9.5), (64, 7168, 2048, 12.7),
+            (256, 3072, 1536, 12.2),
+        )
+    ),
+    Cell(_layer("mxfp4", 16, 7168, 256, 257, 9), 152.7, _CONTEST, 0.5),
+    Cell(_layer("mxfp4", 16, 7168, 512, 33, 9), 106.2, _CONTEST, 0.5),
+    Cell(_experts("mxfp4", 1, 2880, 2880, 128, 4)),  # gpt-oss-120b on one GPU
+    *(Cell(_fp8_blocks(tokens, 4096, 384, 128, 8)) for tokens in (1, 16)),  # Qwen3-235B-A22B at TP 4
+    Cell(_sparse(32768)),
+    Cell((Call("decode_attention_fp8", "1,32768,4,16,128"),)),  # the same attention in full
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Row:
-    """A cell with its time, what ran, and the tuned row that chose it, as the table's columns have it."""
+class Step:
+    """A decode step of a model on one GPU of ``tp``, modelled; a GPU measures one with ``hipforge bench-model``."""
 
-    cell: Cell
+    model: str
+    tp: int
+    batch: int
+    context: int
     us: float
+
+
+# A configuration's name in examples/configs, and the GPUs that share the model.
+MODELS = (("minimax_m3", 8), ("qwen3_235b_a22b", 8), ("llama_3_1_405b", 8), ("gpt_oss_120b", 2))
+BATCH, CONTEXT = 1, 8192
+
+
+@dataclass(frozen=True)
+class Part:
+    """A call with its times, what ran, and the tuned row that chose it, as the table's columns have it.
+
+    Attributes:
+        us: interval of replayed calls.
+        kernel_us: duration of the kernel as a profiler shows it, of the model alone.
+        kernel: name of the kernel.
+        configuration: of it.
+        table: name of the tuned table, or None.
+        row: of the table, or None.
+    """
+
+    us: float
+    kernel_us: float | None
     kernel: str
     configuration: dict[str, int]
     table: str | None
@@ -73,19 +162,26 @@ class Row:
 @click.option("--from", "source", type=click.Path(path_type=Path), help="Take the times from this report; run nothing.")
 @click.option("--merge", type=click.Path(path_type=Path, file_okay=False),
               help="Put measured times into the tuned tables of this folder.")  # fmt: skip
-@click.option("--tables", is_flag=True, help="Take the times that tuned rows of these shapes have from the model.")
+@click.option("--configs", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Also model decode steps of models whose configurations are here: examples/configs.")  # fmt: skip
 @click.option("--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says.")
 def command(
-    report: Path | None, page: Path | None, source: Path | None, merge: Path | None, tables: bool, arch: str | None
+    report: Path | None,
+    page: Path | None,
+    source: Path | None,
+    merge: Path | None,
+    configs: Path | None,
+    arch: str | None,
 ) -> None:
     """Measure the shapes that have published times on this GPU, or model them on the emulator (minutes).
 
-    A report of a GPU holds the tuned rows that chose its kernels, with the measured microseconds: --from REPORT --merge
-    FOLDER puts them into that folder's tables as measured.
+    The page docs/predictions.md is made of docs/predictions.json, a report of the emulator with --configs
+    examples/configs. A report of a GPU holds the tuned rows that chose its kernels, with the measured microseconds:
+    --from REPORT --merge FOLDER puts them into that folder's tables as measured.
     """
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
-    found = _read(source) if source is not None else _run(tables)
+    found = _read(source) if source is not None else _run(configs)
     if report is not None:
         report.write_text(json.dumps(found, indent=1) + "\n")
     if page is not None:
@@ -96,22 +192,24 @@ def command(
         click.echo(text(found))
 
 
-def _run(tables: bool) -> dict[str, Any]:
+def _run(configs: Path | None) -> dict[str, Any]:
     device = devices.current()
-    if tables and device.kind != "emulator":
-        raise ConfigError(f"--tables is of the model's times, for the emulator; the device is {device.kind}")
     if device.kind == "reference":
         raise ConfigError("bench works on a GPU and on the emulator; HIPFORGE_DEVICE=reference runs no kernels")
+    if configs is not None and device.is_gpu:
+        raise ConfigError("--configs is for the emulator; on a GPU hipforge bench-model measures a decode step")
     console = output.console(stderr=True)
     rows = []
     for cell in CELLS:
-        with console.status(f"{cell.op} {cell.shape} ..."):
+        with console.status(f"{_title(cell.calls)} ..."):
             try:
-                rows.append(_row(cell, device.is_gpu, tables))
+                parts = [_part(call, device.is_gpu) for call in cell.calls]
             except ConfigError as error:
                 if not device.is_gpu:
                     raise
                 click.echo(f"left out: {error}", err=True)  # an op without a kernel for this GPU
+                continue
+        rows.append({"cell": asdict(cell), "parts": [asdict(part) for part in parts]})
     if not rows:
         raise ConfigError(f"no call has a kernel for {device.arch_of()}")
     if device.is_gpu:
@@ -123,44 +221,43 @@ def _run(tables: bool) -> dict[str, Any]:
         from hipforge.emulator.timing.context import gpu_of
 
         source = f"model:{machine(gpu_of(device.arch_of())).version}"
+    steps = [] if configs is None else [asdict(_step(configs / f"{name}.json", name, tp)) for name, tp in MODELS]
     return {
         "hipforge": __version__, "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "arch": device.arch_of(), "source": source, "rows": [asdict(row) for row in rows],
+        "arch": device.arch_of(), "source": source, "rows": rows, "steps": steps,
     }  # fmt: skip
 
 
-def _row(cell: Cell, on_gpu: bool, tables: bool) -> Row:
+def _part(called: Call, on_gpu: bool) -> Part:
     from hipforge.cli.profile_subjects import call_of
     from hipforge.ops.core.dispatch import explain
 
-    call = call_of(cell.op, cell.shape)
+    call = call_of(called.op, called.shape)
     args, named = call.args, call.keywords
+    kernel_us = None
     if on_gpu:
         from hipforge.cli import time
 
         args, named = time.on_gpu(args), time.on_gpu(named)
     told = explain(call.func, *args, **named)
-    if tables:
-        us = _of_table(cell, told.row)
-    elif on_gpu:
-        us = time.measured(cell.op, cell.shape, rotating=True).us
+    if on_gpu:
+        us = time.measured(called.op, called.shape, rotating=called.start == "cold").us
     else:
         from hipforge import emulator
 
-        with emulator.timed(start="cold") as timed:
+        with emulator.timed(start=called.start) as timed:
             call()
-        us = timed.result.kernel_us
+        us, kernel_us = timed.result.replay_us, round(timed.result.kernel_us, 3)
     table = None if told.file is None else told.file[0].name.removesuffix("_tuned.csv")
     row = None if told.row is None else dict(told.row)
-    return Row(cell, round(us, 3), told.kernel or "", dict(told.configuration), table, row)
+    return Part(round(us, 3), kernel_us, told.kernel or "", dict(told.configuration), table, row)
 
 
-def _of_table(cell: Cell, row: Mapping[str, Any] | None) -> float:
-    """Return the model's time in the tuned row of a cell; raises ConfigError where there is no row of that shape."""
-    shape = [int(number) for number in cell.shape.split(",")]
-    if row is None or [row["M"], row["N"], row["K"]] != shape or row["model_us"] is None:
-        raise ConfigError(f"no tuned row of {cell.op} has {cell.shape} and a time of the model; leave --tables out")
-    return float(row["model_us"])
+def _step(config: Path, name: str, tp: int) -> Step:
+    from hipforge.cli import decode_ops, decode_step, time_model
+
+    model = decode_ops.Model(decode_step.divided(decode_step.read(config), tp), decode_ops.Untouched())
+    return Step(name, tp, BATCH, CONTEXT, round(time_model.model_step(model, BATCH, CONTEXT, {}).us, 1))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -168,7 +265,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         for row in found["rows"]:
-            float(row["us"]), row["cell"]["op"], row["cell"]["shape"], row["table"], row["row"]
+            for call, part in zip(row["cell"]["calls"], row["parts"], strict=True):
+                float(part["us"]), call["op"], call["shape"], part["kernel_us"], part["table"], part["row"]
         str(found["source"]), str(found["date"]), str(found["arch"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is no report of hipforge bench: {error!r}") from None
@@ -186,7 +284,7 @@ def merged(report: Mapping[str, Any], folder: Path) -> None:
     if not str(report["source"]).startswith("measured:"):
         raise ConfigError(f"only measured times go into tables; these are of {report['source']}")
     rows: dict[str, list[dict[str, Any]]] = {}
-    for each in report["rows"]:
+    for each in (part for row in report["rows"] for part in row["parts"]):
         if each["table"] in ops.families() and each["row"]:
             rows.setdefault(each["table"], []).append({**each["row"], "us": each["us"], "source": report["source"]})
     for table, new in rows.items():
@@ -202,34 +300,64 @@ def text(report: Mapping[str, Any]) -> str:
     lines = [
         "# Predictions" if modelled else "# Measured times",
         "",
-        f"Microseconds of a call, **{how}** ({report['source']}) for {report['arch']} on {report['date']} by hipforge "
-        f"{report['hipforge']}; operands start in HBM. Published times are of other kernels on that publisher's GPU.",
+        f"Microseconds, **{how}** ({report['source']}) for {report['arch']} on {report['date']} by hipforge "
+        f"{report['hipforge']}. Calls of a line are timed one by one and added. Weights and caches start in HBM. "
+        "Published times are of other kernels on that publisher's GPU.",
     ]
     if modelled:
         lines += [
-            f"[The model's error](time-model.md): {BAND}. `hipforge bench --report out.json` measures the same calls "
-            "on a GPU, and `--from out.json --merge FOLDER` puts the times into tuned tables.",
+            f"[The model's error](time-model.md): {BAND}. `replayed` is the interval of calls in a graph, `kernel` the "
+            "duration that a profiler shows; the ratio is of the one that was published. Routing is uniform. "
+            "`hipforge bench --report out.json` measures the same calls on a GPU (replayed), and `--from out.json "
+            "--merge FOLDER` puts the times into tuned tables.",
         ]
-    lines += ["", f"| op | shape | {how} µs | published µs | ratio | goal | kernel |", "|---|---|---|---|---|---|---|"]
+    lines += ["", "| calls | replayed | kernel | published | of | ratio | goal | kernels |", "|---|" + "---|" * 7]
     for row in report["rows"]:
-        cell = row["cell"]
+        cell, us, kernel_us, ratio = row["cell"], *_times(row)
         published, goal = cell["published_us"], cell["goal"]
-        ratio = "" if published is None else f"{row['us'] / published:.2f}"
-        options = ", ".join(f"{name} {value}" for name, value in row["configuration"].items())
+        title = " + ".join(f"`{call['op']}` {call['shape']}" for call in cell["calls"])
+        kernels = " + ".join(f"{part['kernel']}({_options(part['configuration'])})" for part in row["parts"])
         lines.append(
-            f"| `{cell['op']}` | {cell['shape']} | {row['us']:.2f} | {_number(published)} | {ratio} | "
-            f"{'' if goal is None else f'≤ {goal:g}'} | {row['kernel']}({options}) |"
+            f"| {title} | {us:.2f} | {'' if kernel_us is None else f'{kernel_us:.2f}'} | "
+            f"{'' if published is None else f'{published:g}'} | {'' if published is None else cell['figure']} | "
+            f"{'' if ratio is None else f'{ratio:.2f}'} | {'' if goal is None else f'≤ {goal:g}'} | {kernels} |"
         )
-    return "\n".join([*lines, *_summary(report["rows"]), ""])
+    return "\n".join([*lines, *_summary(report["rows"]), *_steps(report.get("steps", ())), ""])
+
+
+def _title(calls: Iterable[Call]) -> str:
+    return " + ".join(f"{call.op} {call.shape}" for call in calls)
+
+
+def _times(row: Mapping[str, Any]) -> tuple[float, float | None, float | None]:
+    """Return a row's replayed time, its kernels' durations, and the ratio to what was published."""
+    cell, parts = row["cell"], row["parts"]
+    us = sum(part["us"] for part in parts)
+    durations = [part["kernel_us"] for part in parts]
+    kernel_us = None if None in durations else sum(durations)
+    own = us if kernel_us is None or cell["figure"] == "call" else kernel_us
+    return us, kernel_us, None if cell["published_us"] is None else own / cell["published_us"]
+
+
+def _options(configuration: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in configuration.items())
 
 
 def _summary(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    with_goal = [row for row in rows if row["cell"]["goal"] is not None]
-    if not with_goal:
+    ratios = [(_times(row)[2], row["cell"]["goal"]) for row in rows if row["cell"]["goal"] is not None]
+    reached = sum(ratio is not None and ratio <= goal for ratio, goal in ratios)
+    return ["", f"{reached} of {len(ratios)} lines that have a goal reach it."] if ratios else []
+
+
+def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not steps:
         return []
-    reached = sum(row["us"] <= row["cell"]["goal"] * row["cell"]["published_us"] for row in with_goal)
-    return ["", f"{reached} of {len(with_goal)} calls that have a goal reach it."]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
+    return [
+        "", "## Decode steps", "",
+        "One GPU of those that share the model, without communication, embedding and sampling, all weights in MX-FP8 "
+        "(`hipforge time-model`). `hipforge bench` leaves them out on a GPU, where `hipforge bench-model` measures a "
+        "step. gpt-oss is on two GPUs: the 360 columns of an expert on one of eight are no whole blocks of 32.",
+        "", "| model | GPUs | batch | keys | µs |", "|---|---|---|---|---|",
+        *(f"| {step['model']} | {step['tp']} | {step['batch']} | {step['context']} | {step['us']:.0f} |"
+          for step in steps),
+    ]  # fmt: skip

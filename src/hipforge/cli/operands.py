@@ -51,6 +51,11 @@ def e4m3(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return normal(*shape, seed=seed, scale=scale).to(e4m3_dtype())
 
 
+def of_experts(experts: int, *weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return [E, ...] of one expert's weight and scales: all have the same, since making hundreds takes minutes."""
+    return [part.expand(experts, *part.shape).contiguous() for part in weight]
+
+
 def mxfp8(*shape: int, seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return :func:`normal` as MX-FP8 in the e4m3 format of the device: elements and e8m0 scales."""
     from hipforge.ops.reference import quantize_mxfp8

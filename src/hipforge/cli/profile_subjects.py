@@ -14,7 +14,7 @@ import click
 import hipforge
 from hipforge import archs, ops, shapes
 from hipforge.cli.operands import SUBJECTS as SUBJECTS
-from hipforge.cli.operands import Subject, e4m3, mxfp8, normal
+from hipforge.cli.operands import Subject, e4m3, mxfp8, normal, of_experts
 from hipforge.cli.options import REGISTER_OPTION
 from hipforge.cli.subjects_more import MORE
 from hipforge.errors import ConfigError, HipforgeError, did_you_mean
@@ -47,14 +47,37 @@ def _grouped(op: str) -> Callable[[int, int, int, int, int], partial[Any]]:
             raise ConfigError(f"TOPK must be at most E ({experts}); got {top_k}")
         routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))
         slots = moe_align_block_size(routing.topk(top_k, dim=1).indices.int(), DEFAULT_BLOCK_M, experts)
-        wq, ws = mxfp8(experts * n, k, seed=1, scale=0.1)
-        weights = (wq.view(experts, n, k), ws.view(experts, n, -1))
+        weights = of_experts(experts, *mxfp8(n, k, seed=1, scale=0.1))
         named: dict[str, Any] = {"num_valid_tokens": tokens * top_k, "block_m": DEFAULT_BLOCK_M, "a_div": top_k}
         if op == "grouped_gemm_mxfp8":
             named |= {"top_k": top_k, "out_dtype": torch.bfloat16}
         return partial(getattr(hipforge, op), *mxfp8(tokens, k, seed=0, scale=0.5), *weights, *slots, **named)
 
     return call
+
+
+def _grouped_swiglu(op: str) -> Callable[[int, int, int, int, int], partial[Any]]:
+    def call(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[Any]:
+        from hipforge.ops import moe, reference
+
+        function = {"mxfp8": moe.grouped_swiglu_mxfp8, "mxfp4": moe.grouped_swiglu_mxfp4}[op]
+        linear = _grouped("grouped_mxfp8_linear")(tokens, n, k, experts, top_k)
+        given = linear.args
+        if op == "mxfp4":
+            weights = of_experts(experts, *reference.quantize_mxfp4(normal(n, k, seed=1, scale=0.1)))
+            given = (*given[:2], *weights, *given[4:])
+        return partial(function, *given, **linear.keywords)
+
+    return call
+
+
+def _grouped_fp8_blocks(tokens: int, n: int, k: int, experts: int, top_k: int) -> partial[Any]:
+    import torch
+
+    linear = _grouped("grouped_mxfp8_linear")(tokens, n, k, experts, top_k)
+    a_q, _, w, _, *slots = linear.args
+    a_scale, w_scale = torch.ones(tokens, -(-k // 128)), torch.ones(experts, -(-n // 128), -(-k // 128))
+    return partial(hipforge.grouped_fp8_linear, a_q, a_scale, w, w_scale, *slots, **linear.keywords)
 
 
 def _mxfp4_gemm(m: int, n: int, k: int) -> partial[Any]:
@@ -148,6 +171,9 @@ SUBJECTS |= {
     "mxfp8_gemv": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_gemv")),
     "grouped_gemm_mxfp8": Subject(_MOE, (4, 1536, 6144, 8, 2), _grouped("grouped_gemm_mxfp8")),
     "grouped_mxfp8_linear": Subject(_MOE, (4, 1536, 6144, 8, 2), _grouped("grouped_mxfp8_linear")),
+    "grouped_swiglu_mxfp8": Subject(_MOE, (4, 1536, 6144, 8, 2), _grouped_swiglu("mxfp8")),
+    "grouped_swiglu_mxfp4": Subject(_MOE, (4, 1536, 2880, 8, 2), _grouped_swiglu("mxfp4")),
+    "grouped_fp8_blocks": Subject(_MOE, (4, 1536, 4096, 8, 2), _grouped_fp8_blocks),
     "mxfp8_linear": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_linear")),
     "mxfp4_gemm": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_gemm),
     "fp8_quant_tensorwise": Subject(("R", "C"), (256, 512), _fp8_quant),
