@@ -270,7 +270,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
     shape, place = model.shape, model.place
     fused = devices.current().arch_of() in registry.module(row_stream_made.MODULE).archs if fused is None else fused
     (heads, kv_heads), dim, hidden = shape.heads, shape.head_dim, shape.hidden
-    own, chosen = model.source.kept, shape.sparse
+    own = model.source.kept
+    chosen: Any = shape.sparse
     cache = PagedKVCache(
         len(model.layers) if own else 1, batch * -(-(context + ahead) // PAGE_SIZE), PAGE_SIZE, kv_heads, dim, place,
         index_dtype=None if shape.sparse is None else torch.bfloat16,
@@ -378,16 +379,18 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         )  # fmt: skip
 
     def over_blocks(at: int, index_q: torch.Tensor, options: dict[str, Any]) -> None:
-        lists, size = (step.block_tables, step.seqlens), chosen.block_size
-        scores = hipforge.sparse_block_scores(index_q[:, None], cache.index[at], *lists, block_size=size)
+        lists, size, all_keys = (step.block_tables, step.seqlens), chosen.block_size, cache.index
+        assert all_keys is not None, "a model of sparse attention has a cache of index keys"
+        keys = all_keys[at]
+        scores = hipforge.sparse_block_scores(index_q[:, None], keys, *lists, block_size=size)
         names = "ids_out", "tables_out", "lengths_out"
-        how = {"page_size": PAGE_SIZE, "topk": chosen.topk, "local_blocks": chosen.local_blocks, "block_size": size}
-        found = hipforge.sparse_topk_blocks(scores, *lists, **how)
+        how: dict[str, Any] = {"page_size": PAGE_SIZE, "topk": chosen.topk, "local_blocks": chosen.local_blocks, "block_size": size}
+        found = hipforge.sparse_topk_blocks(scores, step.block_tables, step.seqlens, **how)
         op("scores of key blocks", "cold", partial(
-            hipforge.sparse_block_scores, index_q[:, None], cache.index[at], *lists, block_size=size, out=scores,
-        ), lambda: batch * context * dim * cache.index.element_size(), of_context=True)  # fmt: skip
+            hipforge.sparse_block_scores, index_q[:, None], keys, *lists, block_size=size, out=scores,
+        ), lambda: batch * context * dim * keys.element_size(), of_context=True)  # fmt: skip
         op("choice of key blocks", "mall", partial(
-            hipforge.sparse_topk_blocks, scores, *lists, **how, **dict(zip(names, found, strict=True)),
+            hipforge.sparse_topk_blocks, scores, *lists, **{**how, **dict(zip(names, found, strict=True))},
         ), of_context=True)  # fmt: skip
         op("attention over chosen blocks, quantise", "cold", partial(
             hipforge.decode_attention_fp8, rotated[:, None], cache.k[at], cache.v[at], *found[1:], cache.k_scale[at],
