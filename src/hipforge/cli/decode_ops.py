@@ -384,7 +384,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         keys = all_keys[at]
         scores = hipforge.sparse_block_scores(index_q[:, None], keys, *lists, block_size=size)
         names = "ids_out", "tables_out", "lengths_out"
-        how: dict[str, Any] = {"page_size": PAGE_SIZE, "topk": chosen.topk, "local_blocks": chosen.local_blocks, "block_size": size}
+        how: dict[str, Any] = {"page_size": PAGE_SIZE, "block_size": size}
+        how |= {"topk": chosen.topk, "local_blocks": chosen.local_blocks}
         found = hipforge.sparse_topk_blocks(scores, step.block_tables, step.seqlens, **how)
         op("scores of key blocks", "cold", partial(
             hipforge.sparse_block_scores, index_q[:, None], keys, *lists, block_size=size, out=scores,
