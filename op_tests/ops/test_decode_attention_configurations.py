@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from helpers.attention_cases import ARCH, ONE, case, check, lengths, packed_case, paged, rng
@@ -221,8 +222,11 @@ def test_a_forced_configuration_overrides_and_says_so():
         (256, {"waves": 1}, "decode_attention_fp8 needs waves of 2 or 4 at D=256; got .*waves=1"),
         (64, {"block_m": 32}, "block_m must be 16"),
         (64, {"split_k": 0}, "split_k must be 1 to 512; got 0"),
+        (64, {"waves": np.int64(8)}, "waves must be 1, 2 or 4; got 8"),
+        (64, {"split_k": torch.tensor(0)}, "split_k must be 1 to 512; got 0"),
+        (64, {"waves": torch.zeros(2)}, r"force_kernel_config\['waves'\] must be an int; got Tensor"),
         (64, {"stages": 2}, "force_kernel_config has block_m, block_n, waves, split_k; got 'stages'"),
-        (32, {"waves": 1}, "the kernel does not apply: D must be one of"),
+        (12, {"waves": 1}, "the kernel does not apply: D must be a multiple of 8"),
     ],
 )
 def test_forced_configurations_that_do_not_exist_are_refused(d, forced, message):

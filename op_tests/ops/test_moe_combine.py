@@ -182,5 +182,13 @@ def test_a_local_number_past_the_local_experts_is_left_out_and_its_row_not_read(
         moe_combine(rows, ids=ids, expert_map=expert_map, num_local_experts=-1)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_reference_compares_with_limits_that_ids_do_not_hold(dtype):
+    rows, ids = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 1]], dtype=dtype)
+    assert reference.moe_combine(rows, 2, None, ids, num_experts=2**31).item() == 3.0
+    here = torch.tensor([0, 1], dtype=dtype)
+    assert reference.moe_combine(rows, 2, None, ids, here, num_local_experts=2**31).item() == 3.0
+
+
 def test_the_reference_of_no_tokens_takes_any_number_of_choices():
     assert reference.moe_combine(torch.zeros(0, 8), 2**31 - 1).shape == (0, 8)

@@ -283,7 +283,10 @@ def _passed(q: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
     _check_output(q, options.get("out_scale"), options.get("out_format"), options.get("scale_out"))
     forced = options.get("force_kernel_config")
     named = {name: value for name, value in options.items() if name in Call._fields}
-    return {**named, "forced": None if forced is None else json.dumps(dict(forced))}
+    if forced is not None:
+        numbers = {name: require_int(f"force_kernel_config[{name!r}]", value) for name, value in dict(forced).items()}
+        return {**named, "forced": json.dumps(numbers)}
+    return {**named, "forced": None}
 
 
 def plain_call(

@@ -108,9 +108,10 @@ def moe_combine(
     used = torch.ones(by_slot.shape[:2], dtype=torch.bool, device=rows.device)
     if ids is not None:
         limit = num_experts if expert_map is None else expert_map.numel()
+        ids = ids.to(torch.int64)  # a limit beyond int32 compares as none with int32
         used = ids >= 0 if limit is None else (ids >= 0) & (ids < limit)
         if expert_map is not None and expert_map.numel():
-            own = expert_map[torch.where(used, ids, 0).to(torch.int64)]
+            own = expert_map[torch.where(used, ids, 0)].to(torch.int64)
             used = used & (own >= 0 if num_local_experts is None else (own >= 0) & (own < num_local_experts))
     total = torch.zeros(by_slot.shape[0], by_slot.shape[2], dtype=torch.float32, device=rows.device)
     for i in range(top_k if by_slot.numel() else 0):
