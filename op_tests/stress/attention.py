@@ -536,8 +536,21 @@ def judge_rope(before: Arguments, result: Any, after: Arguments) -> str | None:
     )  # fmt: skip
 
 
+def _over(rng: Rng, given: Arguments) -> Arguments:
+    """Parts of the keys are merged in a workspace in whose first bytes an operand or a result is."""
+    names = [name for name, value in given.items() if isinstance(value, torch.Tensor) and name != "workspace"]
+    name = rng.pick([each for each in ("k", "v", "k_cache", "v_cache", "q", "q", "out", "lse_out") if each in names])
+    value = given[name].contiguous()
+    size, start = value.numel() * value.element_size(), 16 * rng.pick((0, 0, 1, 3))
+    pool = torch.zeros(start + size + (1 << 18), dtype=torch.uint8)
+    shared = pool[start : start + size].view(value.dtype).view(value.shape).copy_(value)
+    return {**given, name: shared, "workspace": pool, "split_k": rng.integer(2, MOST_SPLITS)}
+
+
 def configured(rng: Rng, given: Arguments) -> Arguments:
     """A configuration that overrides everything, which the kernel may not have or which may not apply."""
+    if rng.chance(0.4):
+        return _over(rng, given)
     names = rng.pick((("waves",), ("block_n",), ("split_k",), ("waves", "split_k"), ("block_n", "block_m"), ()))
     return {**given, "force_kernel_config": {name: _number(rng, name) for name in names}}
 
