@@ -242,7 +242,7 @@ def decode_attention_fp8(
             nearest even, so that out.float() * scale is the attention; 0 is taken as 1.
         out_format: "mxfp8": out is fp8 with an e8m0 scale per 32 elements of a token's heads, what
             :func:`hipforge.mxfp8_quantize` makes of the float32 result, bit for bit, and where D is no multiple of 32
-            in a launch of that op. Not with ``out_scale``.
+            in a launch of that op, which gives tokens of no sequence zeros. Not with ``out_scale``.
         out: contiguous, like q (fp8 of the device with a scale), to write the attention into.
         scale_out: contiguous uint8 or float8_e8m0fnu [B * Mq, Hq * D / 32] ([tokens, Hq * D / 32]) to write these
             scales into.
