@@ -258,7 +258,7 @@ def test_what_one_tile_loads_and_multiplies(tile: int, shuffled: bool) -> None:
     assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"
 
 
-@pytest.mark.parametrize("shuffled", (False, True))
+@pytest.mark.parametrize("shuffled", (False, pytest.param(True, marks=full)))  # 2 GiB of memory each
 def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(shuffled: bool) -> None:
     n, k = 4112, 1 << 20
     xq, wq = torch.zeros(1, k // 2, dtype=torch.uint8), sparse_bytes(n, k // 2)
