@@ -24,7 +24,9 @@ def test_every_public_op_is_tried() -> None:
 def drawn(op: Op) -> list[Arguments]:
     """Good arguments, as they are and spoilt in the way of this op."""
     made = [op.make(Rng(SEED, number)) for number in range(100)]
-    return made if op.mistake is None else [*made, *(op.mistake(Rng(SEED), dict(given)) for given in made)]
+    if op.mistake is None:
+        return made
+    return [*made, *(op.mistake(Rng(SEED, number), dict(given)) for number, given in enumerate(made))]
 
 
 @pytest.mark.parametrize("op", calls.OPS, ids=lambda op: op.name)

@@ -15,6 +15,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import packed
+from hipforge.ops.core.arguments import require_sound
 from hipforge.ops.core.checks import require_device, require_dtype, require_rank
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
@@ -435,6 +436,8 @@ def run_decode_attention(
     out = empty_output(q, out_scale is not None or scale_out is not None) if out is None else out
     lse = empty_lse(q) if lse_out is None else lse_out
     partial = partial_lse = None
+    if workspace is not None:  # looked at here, since a kernel gets the part of it that its splits need, or nothing
+        require_sound("decode_attention", {"workspace": workspace})
     if splits > 1 and workspace is None:
         rows = q.numel() // q.shape[-1]
         partial = torch.empty((splits, rows, q.shape[-1]), dtype=torch.float32, device=q.device)
