@@ -287,7 +287,7 @@ def fp8_scales(rng: Rng, kind: str, rows: int, n: int, k: int, experts: int | No
         return [rng.as_scale_dtype(rng.scales(*shape)) for shape in shapes]
     scales = [rng.finite(*shape).abs() * 2.0**-6 for shape in shapes]
     if rng.chance(0.1):  # what a damaged checkpoint holds
-        scales[rng.integer(0, 1)].view(-1)[0] = rng.pick((math.nan, 0.0, -0.5))
+        scales[rng.integer(0, 1)].view(-1)[:1] = rng.pick((math.nan, 0.0, -0.5))
     return scales
 
 

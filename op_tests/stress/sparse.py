@@ -26,7 +26,7 @@ def make_scores(rng: Rng) -> Arguments:
     q = rng.finite(batch, rng.pick((1, 1, 3, 16)), rng.pick((1, 2, 4)), d, dtype=dtype)
     shape = (*q.shape[:3], -(-pages * page_size // block_size))
     return {
-        "q": rng.strided(q), "index_cache": rng.strided(keys.to(rng.pick((dtype, own_fp8())))),
+        "q": rng.strided(q), "index_cache": keys.to(rng.pick((dtype, own_fp8()))),
         **_lists(rng, batch, pages, page_size), "block_size": block_size,
         "out": rng.maybe(0.3, lambda: torch.full(shape, 7.0)),
     }  # fmt: skip
