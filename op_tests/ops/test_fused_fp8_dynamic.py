@@ -146,3 +146,12 @@ def test_forms_and_outputs_that_do_not_exist_are_refused(path: str) -> None:
             call(x, scale_out=torch.empty(3))
         with pytest.raises(GuardError, match=r"scale_out must"):
             call(x, out_format="blocks", e8m0=True, scale_out=torch.empty(2, 2))
+
+
+@pytest.mark.parametrize("out_format", ("rows", "blocks"))
+def test_rows_without_a_column_are_refused_on_both_paths(out_format: str, path: str) -> None:
+    none = torch.ones(3, 0, dtype=torch.bfloat16)
+    for call in (lambda: hipforge.swiglu_fp8_dynamic(none, out_format=out_format),
+                 lambda: hipforge.rms_norm_fp8_dynamic(none, none[0], 1e-5, out_format=out_format)):  # fmt: skip
+        with pytest.raises(GuardError):
+            call()

@@ -160,6 +160,8 @@ def quantize_fp8(
     x: torch.Tensor, dtype: torch.dtype, out_format: str, e8m0: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales of x, float [rows, K], in the format ``rows`` or ``blocks``."""
+    if not x.shape[-1]:
+        raise GuardError(f"a row must have at least one column to have a scale; got {tuple(x.shape)}")
     return quantize_fp8_rows(x, dtype) if out_format == "rows" else quantize_fp8_blocks(x, dtype, e8m0)
 
 
