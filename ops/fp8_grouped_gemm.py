@@ -125,7 +125,7 @@ FAMILY = Family(
 def grouped_mm(parts: Operands) -> torch.Tensor:
     """Return the product in float32, by torch."""
     compute = product_dtype(*(scale for scale in (parts.a_scale, parts.w_scale) if scale.dtype != torch.float32))
-    one = parts.a_scale.numel() == 1
+    one = parts.a_scale.numel() == 1 < len(parts.a_q)  # of several rows; a row's own has its row's shape
 
     def product(rows: torch.Tensor, expert: int) -> torch.Tensor:
         a_scale = parts.a_scale.flatten() if one else parts.a_scale[rows]

@@ -35,7 +35,7 @@ from hipforge.ops.mxfp4_grouped_gemm import grouped_mxfp4_linear, grouped_swiglu
 from hipforge.ops.mxfp8_gemm.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.reference import quantize_mxfp4
-from hipforge.ops.reference.fp8 import Scales, quantize_fp8_rows, weight_scales_of
+from hipforge.ops.reference.fp8 import Scales, quantize_fp8_rows, weight_kinds_of
 from hipforge.ops.swiglu_fp8 import check_activation, swiglu_fp8_dynamic, swiglu_mxfp8
 
 PUBLIC = ("fused_moe_fp8", "fused_moe_mxfp4", "fused_moe_mxfp8")
@@ -342,14 +342,12 @@ def fused_moe_fp8(
     for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
         has_fnuz(**{name: weight})
         checks.require_device(name, weight, hidden.device)
-        kinds.append(weight_scales_of(f"{name}_scale", scale, *weight.shape))
+        kinds.append(weight_kinds_of(f"{name}_scale", scale, *weight.shape))
         checks.require_device(f"{name}_scale", scale, hidden.device)
-    single = [scale.shape[1:] == (1, 1) for scale in (w1_scale, w2_scale)]  # one block of each expert is all of it
-    if kinds[0] is not kinds[1] and not any(
-        each is Scales.ONCE and one and other is Scales.BLOCKS
-        for each, one, other in zip(kinds, single, reversed(kinds), strict=True)
-    ):
-        raise GuardError(f"w1_scale and w2_scale must be of one kind; got {kinds[0].name} and {kinds[1].name}")
+    kind = next((each for each in kinds[0] if each in kinds[1]), None)
+    if kind is None:
+        got = " and ".join(" or ".join(each.name for each in of) for of in kinds)
+        raise GuardError(f"w1_scale and w2_scale must be of one kind; got {got}")
     check_activation(alpha, beta, limit)
     out = _result(
         hidden, hidden_scale, out, w1=w1, w1_scale=w1_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights,
@@ -358,12 +356,12 @@ def fused_moe_fp8(
     routing = _route(topk_weights, topk_ids, expert_map, block_m, w2.shape[0])
     activation: dict[str, Any] = {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved}
     if hidden_scale is None:
-        hidden, hidden_scale = QUANTISERS[kinds[0]](packed(hidden))
+        hidden, hidden_scale = QUANTISERS[kind](packed(hidden))
     gate_up = grouped_fp8_linear(
         hidden, hidden_scale, w1, w1_scale, *routing.aligned, routing.slots, block_m, routing.top_k, bias=w1_bias,
         uncovered="undefined",
     )  # fmt: skip
-    inner_q, inner_scale = _ACTIVATED[kinds[1]](gate_up, **activation)
+    inner_q, inner_scale = _ACTIVATED[kind](gate_up, **activation)
     down = grouped_fp8_linear(
         inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,
         uncovered="undefined",

@@ -20,11 +20,13 @@ from hipforge.ops.fp8_grouped_gemm import fp8_grouped_split_out, grouped_fp8_lin
 
 pytestmark = pytest.mark.gfx942
 
+FP8 = fp8_dtypes("cpu")[0]
+
 ROWS, WAVES = (16, 32), (1, 2, 8)
 
 
 def _traced(batch: int) -> dict[str, torch.Tensor]:
-    case = case_of("rows", batch, 8, 64, "gfx950" if fp8_dtypes("cpu")[0] == torch.float8_e4m3fn else "gfx942")
+    case = case_of("rows", batch, 8, 64, "gfx950" if torch.float8_e4m3fn == FP8 else "gfx942")
     return {"xq": case.typed()[0], "xs": case.xs, "ids": torch.arange(2 * batch, dtype=torch.int32).view(batch, 2) % 4}
 
 
@@ -195,3 +197,23 @@ def test_the_entry_refuses_what_the_kernel_does_not_take(arch: str) -> None:
     short = replace(good, cases=tuple(replace(case, ws=case.ws[:7]) for case in good.cases))
     with pytest.raises(GuardError, match="w_scale must have 24 scales, one per row, or 3; got"):
         short.launch(out, "rows", 16, 1, 16)
+
+
+def test_one_row_with_one_byte_of_scale_is_multiplied_on_both_paths(path: str) -> None:
+    ones, slots = torch.ones(1, 32).to(FP8), hipforge.moe_align_block_size(torch.zeros(1, 1, dtype=torch.int32), 16, 3)
+    scale = torch.full((1, 1), 127, dtype=torch.uint8)
+    y = hipforge.grouped_fp8_linear(
+        ones, scale, ones.expand(3, 8, -1).contiguous(), scale.expand(3, -1, -1).contiguous(), *slots, 1, 16, 1
+    )
+    assert y.tolist() == [[32.0] * 8]
+
+
+def test_scales_of_one_block_are_of_the_kind_that_the_other_weights_have(path: str) -> None:
+    # [2, 1, 1] bytes of a weight [32, 32] are one of 32 x 32 and one of 128 x 128; w1's can be of 32 x 32 alone.
+    w1, w2 = torch.ones(2, 64, 32).to(FP8), torch.ones(2, 32, 32).to(FP8)
+    bytes_ = [torch.full((2, blocks, 1), 127, dtype=torch.uint8) for blocks in (2, 1)]
+    routing = torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32)
+    y = hipforge.fused_moe_fp8(torch.ones(3, 32).bfloat16(), w1, bytes_[0], w2, bytes_[1], *routing)
+    assert y.unique().tolist() == [32.0 * 32 * 32]  # SwiGLU of 32 and 32 is 1,024 in float32
+    with pytest.raises(GuardError, match="of one kind; got MX_SHARED and ONCE or BLOCKS"):
+        hipforge.fused_moe_fp8(torch.ones(3, 32).bfloat16(), w1, bytes_[0], w2, torch.ones(2, 1, 1), *routing)

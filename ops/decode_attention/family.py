@@ -91,9 +91,12 @@ def problem_of(
     )  # fmt: skip
 
 
-# A page size of 0 is for caches without pages, and for every page size without a row of its own. An int4 row is for any
-# ``num_groups``.
 def _shape(dims: Sequence[int]) -> tuple[Column, ...]:
+    """Return the columns of a problem.
+
+    A page size of 0 is for caches without pages, and for every page size without a row of its own. An int4 row is for
+    any ``num_groups``.
+    """
     return (
         Column("B", int, minimum=1, reach=BUCKET),
         Column("Hkv", int, minimum=1),

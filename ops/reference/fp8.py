@@ -67,8 +67,12 @@ def scales_of(
     )
 
 
-def weight_scales_of(name: str, scale: checks.Described, experts: int | None, n: int, k: int) -> Scales:
-    """Return the kind of scales of a weight [n, k], or of experts' weights [experts, n, k].
+def weight_kinds_of(
+    name: str, scale: checks.Described, experts: int | None, n: int, k: int
+) -> tuple[Scales, ...]:
+    """Return the kinds that scales of a weight [n, k], or of experts' weights [experts, n, k], may be of.
+
+    Where several fit, one block is the whole of a weight's rows, and they mean the same.
 
     Raises:
         GuardError: they are of no kind.
@@ -77,18 +81,27 @@ def weight_scales_of(name: str, scale: checks.Described, experts: int | None, n:
     each = tuple(scale.shape)
     if experts is not None:
         each = each[1:] if each[:1] == (experts,) else (-1,)
-    if scale.dtype == torch.float32 and _once(each, n):
-        return Scales.ONCE
-    if each == (-(-n // STEP), -(-k // STEP)) and scale.dtype in (torch.float32, *_E8M0):
-        return Scales.BLOCKS if scale.dtype == torch.float32 else Scales.BLOCKS_E8M0
-    if scale.dtype in _E8M0 and k % BLOCK == 0 and each == (-(-n // BLOCK), k // BLOCK):
-        return Scales.MX_SHARED
+    steps = each == (-(-n // STEP), -(-k // STEP))
+    fits = {
+        Scales.ONCE: scale.dtype == torch.float32 and _once(each, n),
+        Scales.BLOCKS: scale.dtype == torch.float32 and steps,
+        Scales.BLOCKS_E8M0: scale.dtype in _E8M0 and steps,
+        Scales.MX_SHARED: scale.dtype in _E8M0 and k % BLOCK == 0 and each == (-(-n // BLOCK), k // BLOCK),
+    }
+    found = tuple(kind for kind, fit in fits.items() if fit)
+    if found:
+        return found
     of, weights = ("", [n, k]) if experts is None else (f" for each of {experts} experts", [experts, n, k])
     raise GuardError(
         f"{name} must have{of} one float32 or {n}; or [{-(-n // STEP)}, {-(-k // STEP)}] "
         f"float32 or e8m0 bytes, one per 128 x 128; or [{-(-n // BLOCK)}, {-(-k // BLOCK)}] e8m0, one per 32 x 32 "
         f"(K a multiple of 32); got {scale.dtype} {list(scale.shape)} for weights {weights}"
     )
+
+
+def weight_scales_of(name: str, scale: checks.Described, experts: int | None, n: int, k: int) -> Scales:
+    """Return the first of :func:`weight_kinds_of`."""
+    return weight_kinds_of(name, scale, experts, n, k)[0]
 
 
 def canonical_scales(name: str, scales: torch.Tensor, experts: int | None, n: int, k: int) -> torch.Tensor:
