@@ -166,4 +166,24 @@ void launch_stream(Kernel kernel, Problem problem, int64_t columns, hipStream_t 
          kSide * dev::kWaveSize, 0, stream);
 }
 
+/// The entry for both formats of W: as grouped_split, with 16 slots at a time; K is 128 kSteps, both scale tensors start at a
+/// multiple of 4 bytes; columns of a work-group a multiple of 64 up to 512.
+template <int kSteps, Elements kW>
+void grouped_stream(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
+                    Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, OptionalTensor bias,
+                    int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m,
+                    int64_t columns, hipStream_t stream) {
+  static_assert(kSteps >= 1 && kSteps <= kMostSteps);
+  constexpr bool kFp4 = kW == Elements::e2m1;
+  HF_CHECK_ARCH(w, "gfx950");
+  const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                       num_valid_tokens, M_act, a_div, block_m, mxfp8::payload_of(w), kFp4};
+  Problem problem = checked(given);
+  take_output(problem, out, mul_weight_by, given);
+  if constexpr (kFp4)
+    launch_stream<kSteps>(mxfp4_grouped_stream<kSteps>, problem, columns, stream);
+  else
+    launch_stream<kSteps>(mxfp8_grouped_stream<kSteps>, problem, columns, stream);
+}
+
 }  // namespace hf::moe
