@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -102,6 +103,8 @@ def test_the_page_of_predictions_is_made_of_its_report_and_that_of_the_list() ->
     assert bench.text(report) == (docs / "predictions.md").read_text()
     assert [row["cell"] for row in report["rows"]] == json.loads(json.dumps([asdict(cell) for cell in bench.CELLS]))
     assert [(step["model"], step["tp"]) for step in report["steps"]] == list(bench.MODELS)
+    half, most = re.findall(r"[\d.]+ %", bench.BAND)
+    assert f"| all batches | 1,207 | {half} | {most} |" in (docs / "time-model.md").read_text()
 
 
 def test_the_tuned_rows_of_the_report_are_those_that_ship() -> None:

@@ -115,8 +115,9 @@ def _table(kernel: Kernel) -> TableSchema:
         return {**values, "kernel": kernel.name, "config": spelled(given)}
 
     shape = _shape(GATHERED_DIMS if kernel is GATHERED else HEAD_DIMS)
-    former = Former((*DEVICE, *shape, *parameters, *EVIDENCE), now)
-    return kernel_table(kernel.name, (kernel,), shape=shape, more=(), formers=(former,))
+    # The tables that shipped with a column for each parameter.
+    formers = (Former((*DEVICE, *shape, *parameters, *EVIDENCE), now),) if kernel in (FP8, INT4) else ()
+    return kernel_table(kernel.name, (kernel,), shape=shape, more=(), formers=formers)
 
 
 def _outside(problem: Problem, arch: str, gathered: bool) -> str | None:
