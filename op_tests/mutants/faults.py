@@ -181,9 +181,9 @@ FAULTS = [
         "ops/", "ops/test_moe_fp8.py",
         ("moe_fp8/blocks_quantised_by_rows", "fp8_quant.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
         ("moe_fp8/bias_of_the_second_product_forgotten", "moe.py",
-         "_ACTIVATED[kinds[1]](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
+         "_ACTIVATED[kind](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
          "*routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,",
-         "_ACTIVATED[kinds[1]](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
+         "_ACTIVATED[kind](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
          "*routing.aligned, routing.slots, block_m, 1, routing.weights,"),
     ),
     # MXFP4 GEMM.
