@@ -31,7 +31,7 @@ from hipforge.ops.moe_gate_up import GROUPS, grouped_swiglu_mxfp8, mxfp8_gate_up
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, stream, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
-from hipforge.tuning.families.mxfp8_grouped_gemm import route
+from hipforge.tuning.grouped import route
 
 FILE = "moe_mxfp8_peers_gfx950.csv"
 SEED = 2

@@ -25,7 +25,7 @@ from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.reference import mxfp8_mm
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
-from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR, operands
+from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR, TUNER
 from hipforge.tuning.model import MI355X
 
 DEFAULT_M = (1, 4, 16, 64)
@@ -115,7 +115,7 @@ def triton_call(cell: Cell, config: dot_scaled.TileConfig, copies: list[tuple[to
 
 def problem(cell: Cell, every: bool) -> bench.Problem:
     """Return one cell; ``every``: also each kernel of a GPU's in each configuration."""
-    data = operands(cell, bench.device())
+    data = TUNER.operands(cell, ARCH, bench.device())
     number = bench.copies_of(sum(tensor.nbytes for tensor in data))
     copies = [data, *(tuple(tensor.clone() for tensor in data) for _ in range(number - 1))]
     chosen = explain(hipforge.mxfp8_gemm, *data)

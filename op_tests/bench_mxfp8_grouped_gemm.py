@@ -29,15 +29,8 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels import stream, wave_split
 from hipforge.ops.reference.mxfp8 import dequantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.families.mxfp8_grouped_gemm import (
-    DEFAULT_CELLS,
-    TUNER,
-    MoeCell,
-    MoeOperands,
-    expected,
-    operands,
-    run,
-)
+from hipforge.tuning.families.mxfp8_grouped_gemm import DEFAULT_CELLS, TUNER
+from hipforge.tuning.grouped import MoeCell, MoeOperands
 from hipforge.tuning.model import MI355X
 
 ARCH, HOPPER = "gfx950", "sm_90"
@@ -56,7 +49,8 @@ def triton_call(cell: MoeCell, config: triton_grouped.GroupedConfig, copies: Seq
 
     def call(i: int) -> torch.Tensor:
         parts = copies[i]
-        leading = parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index
+        payloads = parts.a.view(torch.uint8), parts.w.view(torch.uint8)  # bits, as the kernel reads them
+        leading = payloads[0], parts.a_scale, payloads[1], parts.w_scale, *parts.index
         out = torch.zeros_like(parts.out)
         if kernel is None:
             triton_grouped.mxfp8_grouped(out, *leading, DEFAULT_BLOCK_M, cell.a_div, parts.weights, config)
@@ -96,11 +90,11 @@ def peers(cell: MoeCell, copies: Sequence[MoeOperands]) -> Iterator[tuple[str, A
 
 def problem_nvidia(cell: MoeCell) -> bench.Problem:
     """Return one cell on sm_90."""
-    first = operands(cell, bench.device())
+    first = TUNER.operands(cell, ARCH, bench.device())
     payload = cell.n * cell.k
     copies = TUNER.copies(first, max(2, min(24, bench.copies_of(TUNER.bytes_per_call(first)))))
     busy = sum(len(parts.busy) for parts in copies) / len(copies)
-    want = expected(cell, copies[0])
+    want = TUNER.expected(cell, copies[0])
 
     def given(parts: MoeOperands) -> tuple[Any, ...]:
         return parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, cell.m, DEFAULT_BLOCK_M, cell.a_div
@@ -137,16 +131,16 @@ def problem(cell: MoeCell) -> bench.Problem:
     """Return one cell."""
     if bench.on_gpu() and devices.current().arch_of() == HOPPER:
         return problem_nvidia(cell)
-    first = operands(cell, bench.device())
+    first = TUNER.operands(cell, ARCH, bench.device())
     busy, number = len(first.busy), bench.copies_of(TUNER.bytes_per_call(first))
     copies = TUNER.copies(first, number) if bench.on_gpu() else [first]
     sizes = cell.m, cell.experts, cell.n, cell.k, MI355X.cu_count
     defaults = wave_split.default_choice(*sizes), stream.default_choice(*sizes)
     chosen = FAMILY.choices(cell, "gfx950") if bench.on_gpu() else [choice for choice in defaults if choice is not None]
-    want, weight_bytes = expected(cell, copies[0]), busy * cell.n * cell.k
+    want, weight_bytes = TUNER.expected(cell, copies[0]), busy * cell.n * cell.k
     payload = (busy * cell.n + first.a.shape[0]) * cell.k
     calls = {
-        f"hipforge {bench.named(choice.configuration)}": lambda i, choice=choice: run(choice, cell, copies[i])
+        f"hipforge {bench.named(choice.configuration)}": lambda i, choice=choice: TUNER.run(choice, cell, copies[i])
         for choice in chosen
     }
     for config in (triton_grouped.STOCK, *(triton_grouped.TUNED if bench.on_gpu() else ())):

@@ -22,7 +22,7 @@ from helpers import bench
 
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.families.decode_attention.cases import AttentionCell
-from hipforge.tuning.families.mxfp8_grouped_gemm import MoeCell
+from hipforge.tuning.grouped import MoeCell
 
 CLASSES = ("valu", "mfma", "salu", "memory", "lds", "other")
 FUSED = [

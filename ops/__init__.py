@@ -1,9 +1,9 @@
 """GPU ops: one package per tuned op family, one module per simple op.
 
 Lists of ops are derived from these files: a line ``PUBLIC = ("router_gemm",)`` in a package or module names its public
-ops, and a package with a ``family.py`` has a tuned table and a tuner. A line ``EXAMPLES = {"scale": "R=16,C=1024"}``
-gives the shapes of the calls that its function ``example`` makes for ``hipforge profile``. The lines are read as text,
-because the modules import torch; they are imported on first use.
+ops, and a package with a ``family.py``, or a module with a line ``FAMILY = Family(``, has a tuned table and a tuner. A
+line ``EXAMPLES = {"scale": "R=16,C=1024"}`` gives the shapes of the calls that its function ``example`` makes for
+``hipforge profile``. The lines are read as text, because the modules import torch; they are imported on first use.
 """
 
 from __future__ import annotations
@@ -54,15 +54,28 @@ def examples() -> dict[str, str]:
 
 @functools.cache
 def families() -> dict[str, str]:
-    """Return the tuned op families: the name of each one's table, and its package below ``hipforge.ops``.
+    """Return the tuned op families: the name of each one's table, and its home below ``hipforge.ops``.
 
     Example:
         >>> families()["decode_attention_int4"]
         'decode_attention.int4'
     """
-    found = (path.parent.relative_to(_FOLDER) for path in sorted(_FOLDER.rglob("family.py")))
-    packages = [".".join(folder.parts) for folder in found if folder.name != "core"]
-    return {_TABLES.get(package, package.replace(".", "_")): package for package in packages}
+    found = (path.parent.relative_to(_FOLDER) for path in _FOLDER.rglob("family.py"))
+    packages = {".".join(folder.parts) for folder in found if folder.name != "core"}
+    modules = {path.stem for path in _FOLDER.glob("*.py") if "\nFAMILY = Family(" in path.read_text(encoding="utf-8")}
+    return {_TABLES.get(home, home.replace(".", "_")): home for home in sorted(packages | modules)}
+
+
+def family_of(table: str) -> Any:
+    """Return the family of a tuned table; raises KeyError for a name that :func:`families` does not have.
+
+    Example:
+        >>> [kernel.name for kernel in family_of("fp8_grouped_gemm").kernels][0]
+        'fp8_grouped_split'
+    """
+    home = families()[table]
+    package = (_FOLDER / home.replace(".", "/")).is_dir()
+    return importlib.import_module(f"{__name__}.{home}.family" if package else f"{__name__}.{home}").FAMILY
 
 
 def schema_of(table: str) -> Any:
@@ -72,7 +85,7 @@ def schema_of(table: str) -> Any:
         >>> [column.name for column in schema_of("mxfp4_gemm").shape]
         ['M', 'N', 'K']
     """
-    return importlib.import_module(f"{__name__}.{families()[table]}.family").FAMILY.table
+    return family_of(table).table
 
 
 def register_operators() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ class Cell:
         return f"M={self.m} N={self.n} K={self.k}"
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, ...]:
         """Return M, N and K."""
         return self.m, self.n, self.k
 

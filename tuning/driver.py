@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
 
 from hipforge import devices, plots
 from hipforge.errors import ConfigError
-from hipforge.ops.core.tuned import Value
+from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.core.lookup import row_in
+from hipforge.ops.core.tuned import Key, TunedRow, TunedTable, Value
 from hipforge.tuning import pool
 from hipforge.tuning.table_writer import Row, merge_rows, read_existing
 from hipforge.tuning.tuner import C, O, Tuner
@@ -44,6 +47,7 @@ def tune(
     resume: bool = False,
     compare: bool = False,
     min_improvement_pct: float = 3.0,
+    gains_only: bool = False,
     workers: int = 1,
     ray: str | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -62,6 +66,8 @@ def tune(
         compare: keep the configuration that ``output`` has unless the new one is faster by ``min_improvement_pct`` (or
             by more than the error of modelled times).
         min_improvement_pct: see :func:`hipforge.tuning.work.row_for` and ``compare``.
+        gains_only: take the default rule's configuration where no other one is faster by as much as ``compare`` asks
+            for, and at the end take out the cells' rows that say what dispatch does without them.
         workers: processes that search cells side by side; 1 for this process alone.
         ray: address of a Ray cluster that searches them instead.
         say: takes progress, one line at a time.
@@ -89,7 +95,16 @@ def tune(
             say(f"[{place}/{len(wanted)}] {cell}: {output} has a measured row, which a model does not replace")
         else:
             tasks.append(
-                Task(tuner.family.table.family, cell, (arch, cu_num), on_gpu, old, compare, min_improvement_pct)
+                Task(
+                    tuner.family.table.family,
+                    cell,
+                    (arch, cu_num),
+                    on_gpu,
+                    old,
+                    compare,
+                    min_improvement_pct,
+                    gains_only,
+                )
             )
             places.append(place)
     if ray is not None:
@@ -124,11 +139,43 @@ def tune(
     finally:
         if pending:
             merge_rows(output, tuner.family.table, pending)
+    if gains_only:
+        needless = _needless(tuner, wanted, read_existing(tuner.family.table, output), (arch, cu_num))
+        merge_rows(output, tuner.family.table, (), needless)
+        say(f"{len(needless)} rows taken out: dispatch does the same without them")
     if picture is not None:
         plots.landscapes([one for _, one in sorted(landscapes, key=lambda item: item[0])], picture)
     if failed:
         raise ConfigError("\n".join(failed))
     return written
+
+
+def _needless(
+    tuner: Tuner[C, O], wanted: Sequence[C], rows: Mapping[Key, Mapping[str, Value]], device: tuple[str, int]
+) -> list[Key]:
+    """Return the keys of cells whose rows another row, or the default rule, would say; largest M first.
+
+    Measured rows stay: their times are evidence.
+    """
+    schema = tuner.family.table
+    left = {key: TunedRow(key, MappingProxyType(dict(row)), Path(), 0) for key, row in rows.items()}
+    found = []
+    for cell in sorted(wanted, key=lambda cell: tuner.key(cell, *device)[2], reverse=True):
+        key = tuner.key(cell, *device)
+        own = left.pop(key, None)
+        if own is None:
+            continue
+        other, _ = row_in(TunedTable(schema, left.values()), *device, [int(part) for part in key[2:]])
+        if other is None:
+            rule = tuner.family.default_choice(tuner.problem(cell), *device)
+            same = isinstance(rule, Choice) and tuner.names(own.values, rule) and own.values.get("use_hip", 1) == 1
+        else:
+            same = all(own.values[column.name] == other.values[column.name] for column in schema.config)
+        if same and not _is_measured(own.values):
+            found.append(key)
+        else:
+            left[key] = own
+    return found
 
 
 def landscape(cell: str, done: Done) -> plots.Landscape:
@@ -174,6 +221,7 @@ def command_for(
             ["--compare"], is_flag=True, help="Keep the output's configuration unless the new one clearly wins."
         ),
         click.Option(["--min-improvement-pct"], default=3.0, show_default=True, help="What clearly is, in percent."),
+        click.Option(["--gains-only"], is_flag=True, help="Leave out rows that do not clearly beat the default rule."),
         click.Option(["--resume"], is_flag=True, help="Skip cells that the output already has."),
         click.Option(
             ["--workers"], default=1, show_default=True, type=click.IntRange(min=1), help="Processes (emulator only)."

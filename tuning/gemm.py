@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import torch
@@ -21,36 +21,39 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import Pipeline
 from hipforge.tuning import model
-from hipforge.tuning.cases import Cell, cells, parse_cell, parse_shape, read_untuned
+from hipforge.tuning.cases import DECODE_M, Cell, cells, parse_cell, parse_shape, read_untuned
 from hipforge.tuning.driver import command_for
+from hipforge.tuning.models import weights_of
 from hipforge.tuning.tuner import Counted, Tuner, relative_error
 
 if TYPE_CHECKING:
     from hipforge.emulator.counting import Counters, KernelCount
 
+C = TypeVar("C", bound=Cell)
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Quantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Quantizer = Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
+"""(a float matrix, architecture) -> (elements, scales)."""
 
 
 def gemm_tuner(
     family: Family[Any],
     *,
     max_error: float,
-    default_cells: Sequence[Cell],
-    quantize: Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]],
+    default_cells: Sequence[C],
+    quantizers: Callable[[C], tuple[Quantizer, Quantizer]],
     reference: Callable[[Operands], torch.Tensor],
     run: Callable[[Choice, Operands], torch.Tensor],
-    pipeline: Callable[[Choice, Cell, str], Pipeline] | None = None,
+    pipeline: Callable[[Choice, C, str], Pipeline] | None = None,
     weight: str = "Wq",
     **more: Any,
-) -> Tuner[Cell, Operands]:
+) -> Tuner[C, Operands]:
     """Return the tuner of a GEMM family.
 
     Args:
         family: its table and candidates.
         max_error: largest relative Frobenius error of a right result.
         default_cells: what is tuned where nothing is asked for.
-        quantize: (a float matrix, architecture) -> (elements, scales).
+        quantizers: cell -> what makes the operands of X, and those of W.
         reference: operands -> float32 product of the same bits.
         run: launches a candidate on operands.
         pipeline: how a candidate streams the weight of a cell on an architecture, where the kernels do not say it.
@@ -58,10 +61,10 @@ def gemm_tuner(
         **more: further attributes of :class:`~hipforge.tuning.tuner.Tuner`.
     """
 
-    def operands(cell: Cell, arch: str, device: torch.device) -> Operands:
-        return random_operands(cell, device, _of_arch(quantize, arch))
+    def operands(cell: C, arch: str, device: torch.device) -> Operands:
+        return random_operands(cell, arch, device, *quantizers(cell))
 
-    def count(cell: Cell, arch: str) -> Counted:
+    def count(cell: C, arch: str) -> Counted:
         parts = operands(cell, arch, torch.device("cpu"))
         expected = reference(parts)
 
@@ -75,7 +78,7 @@ def gemm_tuner(
 
         return counted
 
-    def by_kernel(choice: Choice, cell: Cell, arch: str) -> Pipeline:
+    def by_kernel(choice: Choice, cell: C, arch: str) -> Pipeline:
         described = family.kernel(choice.kernel).pipeline
         assert described is not None, f"{choice.kernel} says no pipeline"
         return described(choice.configuration, cell, arch)
@@ -102,9 +105,9 @@ def _clone(parts: Operands) -> Operands:
     return xq.clone(), x_scale.clone(), wq.clone(), w_scale.clone()
 
 
-@functools.cache
-def _of_arch(quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]], arch: str) -> Quantizer:
-    return functools.partial(quantize, arch=arch)
+def both(quantize: Quantizer) -> Callable[[Cell], tuple[Quantizer, Quantizer]]:
+    """Return the quantisers of a family that makes the operands of X and of W in one way."""
+    return lambda cell: (quantize, quantize)
 
 
 def normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
@@ -114,36 +117,73 @@ def normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=1)  # neighbouring cells share their weight
-def _weight(n: int, k: int, device: torch.device, quantize: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
-    q, scale = quantize(normal(n, k, 0.1, seed=1))
+def _weight(n: int, k: int, arch: str, device: torch.device, quantize: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
+    q, scale = quantize(normal(n, k, 0.1, seed=1), arch)
     return q.to(device), scale.to(device)
 
 
-def random_operands(cell: Cell, device: torch.device, quantize: Quantizer) -> Operands:
+def random_operands(cell: Cell, arch: str, device: torch.device, of_x: Quantizer, of_w: Quantizer) -> Operands:
     """Return (xq, x_scale, wq, w_scale) of normally distributed data, the same for a cell on every run."""
-    xq, x_scale = quantize(normal(cell.m, cell.k, 0.5, seed=0))
-    return (xq.to(device), x_scale.to(device), *_weight(cell.n, cell.k, device, quantize))
+    xq, x_scale = of_x(normal(cell.m, cell.k, 0.5, seed=0), arch)
+    return (xq.to(device), x_scale.to(device), *_weight(cell.n, cell.k, arch, device, of_w))
 
 
-def gemm_command(tuner: Tuner[Cell, Operands], summary: str) -> click.Command:
-    """Return the command of a GEMM family's tuner."""
+CONFIG_OPTIONS: tuple[click.Option, ...] = (
+    click.Option(["--config"], type=click.Path(path_type=Path), help="A model's config.json: its weights at --tp."),
+    click.Option(["--tp"], default=1, show_default=True, type=click.IntRange(min=1), help="GPUs that share the model."),
+)
+
+
+def gemm_command(
+    tuner: Tuner[C, Operands],
+    summary: str,
+    more: Sequence[click.Option] = (),
+    cell: Callable[..., C] | None = None,
+) -> click.Command:
+    """Return the command of a GEMM family's tuner.
+
+    Args:
+        tuner: the family's.
+        summary: the command's help.
+        more: options that say what a cell is beside its sizes.
+        cell: (a cell of sizes, the values of ``more`` by name) -> the tuner's, where they differ.
+    """
     options = [
         click.Option(["-i", "--untuned"], type=click.Path(path_type=Path), help="CSV with columns M,N,K of cells."),
         click.Option(["--shapes"], multiple=True, metavar="M,N,K", help="4,768,6144, or N,K with -m; repeatable."),
         click.Option(["-m", "--batch", "batches"], multiple=True, type=click.IntRange(min=1), help="M; repeatable."),
+        *CONFIG_OPTIONS,
+        *more,
     ]
-    return command_for(tuner, summary, options, functools.partial(_wanted, tuner.default_cells))
+
+    def wanted(*, untuned: Any, shapes: Any, batches: Any, config: Any, tp: int, **own: Any) -> Sequence[C]:
+        found: Any = _wanted(tuner.default_cells, untuned, shapes, batches, config, tp)
+        if found is None:
+            return [one for one in tuner.default_cells if not batches or one.m in batches]
+        return found if cell is None else [cell(one, **own) for one in found]
+
+    return command_for(tuner, summary, options, wanted)
 
 
 def _wanted(
-    by_default: Sequence[Cell], untuned: Path | None, shapes: tuple[str, ...], batches: tuple[int, ...]
-) -> list[Cell]:
+    by_default: Sequence[Cell],
+    untuned: Path | None,
+    shapes: tuple[str, ...],
+    batches: tuple[int, ...],
+    config: Path | None = None,
+    tp: int = 1,
+) -> list[Cell] | None:
+    """Return the cells that the options name, or None where they name no shape."""
     if untuned is not None:
-        if shapes or batches:
-            raise ConfigError("give either -i FILE or --shapes and -m, not both")
+        if shapes or batches or config is not None:
+            raise ConfigError("give either -i FILE or --shapes or --config and -m, not both")
         return read_untuned(untuned)
+    if config is not None:
+        if shapes:
+            raise ConfigError("give either --shapes or --config, not both")
+        return cells(weights_of(config, tp).dense, batches or DECODE_M)
     if not shapes:
-        return [cell for cell in by_default if not batches or cell.m in batches]
+        return None
     whole = [text for text in shapes if "m=" in text.lower() or text.lower().replace("x", ",").count(",") == 2]
     weights = [parse_shape(text) for text in shapes if text not in whole]
     if batches and not weights:

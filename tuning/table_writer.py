@@ -82,13 +82,14 @@ def read_existing(schema: TableSchema, path: Path) -> dict[Key, Row]:
     return {row.key: dict(row.values) for row in read_rows(schema, path)}  # to be pickled for workers
 
 
-def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
+def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row], without: Iterable[Key] = ()) -> None:
     """Put ``rows`` into the table at ``path``, replacing rows of the same cells and keeping all others.
 
     Args:
         path: the CSV; created if it is not there.
         schema: its family.
         rows: complete rows, one value per column of the schema.
+        without: cells whose rows are taken out.
 
     Raises:
         ConfigError: the file that is there is malformed, a new row breaks the schema, or the lock cannot be acquired.
@@ -100,6 +101,8 @@ def merge_rows(path: Path, schema: TableSchema, rows: Iterable[Row]) -> None:
     try:
         with locks.holding(lock, str(path), "writing", remove=True):
             merged = {**read_existing(schema, path), **new}
+            for key in without:
+                merged.pop(key, None)
             text = render(schema, merged)
             _replace(path, text, schema)
     except locks.Busy as error:

@@ -61,7 +61,6 @@ class Tuner(Generic[C, O]):
         most_trials: how many candidates are tried at most; None for all.
         modelled: (candidate, cell, arch) -> modelled microseconds of a replayed call with operands in HBM, and its
             bound; by default of a call on ``operands``, of which every work-group runs.
-        extra_key: of every row, after its cell's key.
         loop: kernel -> the loop that it runs, which other kernels may share; None if modelled times of one kernel's
             configurations are compared as those of different kernels are.
         problem: a cell as the family's default rule takes it; by default a cell has the sizes that the rule reads.
@@ -83,7 +82,6 @@ class Tuner(Generic[C, O]):
     most_trials: int | None = None
     modelled: Callable[[Choice, C, str], tuple[float, str]] | None = None
     loop: Callable[[str], str] | None = None
-    extra_key: tuple[int, ...] = ()
     problem: Callable[[C], Any] = lambda cell: cell
 
     def candidates(self, cell: C, arch: str) -> list[Choice]:
@@ -110,7 +108,7 @@ class Tuner(Generic[C, O]):
 
     def key(self, cell: C, arch: str, cu_num: int) -> Key:
         """Return the key of a cell's row."""
-        return (arch, cu_num, *cell.key, *self.extra_key)
+        return (arch, cu_num, *cell.key)
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -33,6 +33,7 @@ class Task:
         compare: keep the old row's configuration unless another one is faster by ``min_improvement_pct``, or, of
             modelled times, by more than the model's error.
         min_improvement_pct: least gain, in percent, that replaces the old row's configuration.
+        gains_only: take the default rule's configuration unless another one is faster by so much.
     """
 
     family: str
@@ -42,6 +43,7 @@ class Task:
     old: Mapping[str, Value] | None = None
     compare: bool = False
     min_improvement_pct: float = 3.0
+    gains_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,10 +187,13 @@ def tune_cell(task: Task, tuner: Tuner[Any, Any] | None = None) -> Done:
         return max(task.min_improvement_pct / 100, tie)
 
     kept = keep_old(with_tuner, task.old, trials, least_gain) if task.compare else None
+    rule = _default(with_tuner, task)
+    if kept is None and task.gains_only and isinstance(rule, Choice):
+        kept = keep_old(with_tuner, with_tuner.row_of(rule), trials, least_gain)
     chosen = kept or trials[0]
     row = row_for(with_tuner, task.cell, task.device, chosen, source, baselines, task.min_improvement_pct)
     verdict = "" if row.get("use_hip", 1) else ", fallback is faster"
-    gain = _gain(_default(with_tuner, task), chosen, trials, baselines)
+    gain = _gain(rule, chosen, trials, baselines)
     lines.append(f"{chosen.candidate}{' kept' if kept else ''}, {chosen.note}; {gain}{verdict}")
     return Done(row, lines, trials=trials, chosen=chosen)
 

@@ -20,8 +20,8 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import (
     default_choice,
     fits,
 )
-from hipforge.tuning.families.mxfp8_grouped_gemm import MoeCell, operands
-from hipforge.tuning.families.mxfp8_grouped_gemm import run as run_cell
+from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER
+from hipforge.tuning.grouped import MoeCell
 
 pytestmark = pytest.mark.gfx942
 
@@ -408,7 +408,7 @@ RECORDED = {"gfx950": {8: 820_000, 64: 5_500_000}, "gfx942": {8: 2_720_000, 64: 
 @pytest.mark.parametrize("slots", (8, 64))
 def test_the_second_gemm_takes_no_more_instructions_than_recorded(arch: str, slots: int) -> None:
     cell = MoeCell(6144, 768, 1, True, slots, experts=128)
-    parts = operands(cell, torch.device("cpu"))
+    parts = TUNER.operands(cell, arch, torch.device("cpu"))
     with emulator.options(checks="off"), emulator.counters() as counted:
-        run_cell(wave_split.choice(16, 1), cell, parts)
+        TUNER.run(wave_split.choice(16, 1), cell, parts)
     assert counted.wave_instructions <= RECORDED[arch][slots]

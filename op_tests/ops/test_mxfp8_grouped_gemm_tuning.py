@@ -1,4 +1,4 @@
-"""The MoE tuner on small cells, published rows beside ours, and the op inside torch.compile."""
+"""Published rows beside ours, and the op inside torch.compile."""
 
 from __future__ import annotations
 
@@ -12,28 +12,6 @@ from helpers.mxfp8_cases import assert_bits
 from helpers.mxfp8_grouped_cases import exact, oracle
 
 import hipforge
-from hipforge.ops.mxfp8_grouped_gemm.family import TABLE as MXFP8_GROUPED_GEMM
-from hipforge.tuning.driver import tune
-from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER, MoeCell
-from hipforge.tuning.table_writer import merge_rows, read_existing
-
-CELLS = [
-    MoeCell(64, 256, 4, False, 8, min_experts=2, experts=6),
-    MoeCell(48, 1024, 1, True, 12, experts=4),
-]
-
-
-def test_the_tuner_writes_a_modelled_row_per_cell_and_leaves_measured_ones(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    assert tune(TUNER, CELLS, table) == 2
-    rows = read_existing(MXFP8_GROUPED_GEMM, table)
-    row = dict(rows["gfx950", 256, 8, 64, 256, 4, 0])
-    assert row["min_experts"] == 2 and row["us"] is None and str(row["source"]).startswith("model:")
-    assert isinstance(row["err"], float) and 0 < row["err"] < MAX_ERROR
-    merge_rows(table, MXFP8_GROUPED_GEMM, [{**row, "us": 5.0, "source": "measured:MI355X/versions"}])
-    assert tune(TUNER, CELLS, table) == 1
-    assert read_existing(MXFP8_GROUPED_GEMM, table)["gfx950", 256, 8, 64, 256, 4, 0]["us"] == 5.0
 
 
 def test_a_graph_holds_the_op() -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hipforge.ops.core.tuned import TableSchema, TunedRow, load_table
+from hipforge.ops.core.tuned import TableSchema, TunedRow, TunedTable, load_table
 
 
 def find_row(schema: TableSchema, arch: str, cu_count: int, key: Sequence[int]) -> tuple[TunedRow | None, str]:
+    """Return the row of the table in effect that applies to a shape, as :func:`row_in` does."""
+    return row_in(load_table(schema), arch, cu_count, key)
+
+
+def row_in(table: TunedTable, arch: str, cu_count: int, key: Sequence[int]) -> tuple[TunedRow | None, str]:
     """Return the row that applies to a shape and its name in a reason; None if no row does.
 
     Args:
-        schema: the family's table.
+        table: the family's.
         arch: architecture of the device.
         cu_count: its compute units.
         key: the shape, one value per key column of the schema.
     """
-    table = load_table(schema)
+    schema = table.schema
     reaching = (
         column.reach.values(value, table.values(place))
         for place, (column, value) in enumerate(zip(schema.key, key, strict=True))

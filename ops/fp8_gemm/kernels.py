@@ -65,13 +65,18 @@ def _tiles_default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
         yield from (one for one in tiles.TILES.default(problem, arch, cu_count) if one[1]["tile"] in _TILES)
 
 
+def _tiles_candidates(cell: Any, arch: str) -> Iterator[Configuration]:
+    if not any(cell.key[3:]):
+        yield from (given for given in tiles.TILES.candidates(cell, arch) if given["tile"] in _TILES)
+
+
 _TILES = tuple(tile for tile in tiles.TILES.parameters["tile"] if tile != 128192)  # without MX scales that one spills
 TILES = replace(
     tiles.TILES,
     name="fp8_tiles",
     launch=fp8_tiles_out,
     parameters={**tiles.TILES.parameters, "tile": _TILES},
-    candidates=lambda cell, arch: (given for given in tiles.TILES.candidates(cell, arch) if given["tile"] in _TILES),
+    candidates=_tiles_candidates,
     refusal=_tiles_refusal,
     default=_tiles_default,
 )

@@ -1,44 +1,105 @@
-"""The tuner of the scaled fp8 GEMM with a scale per row of X and of W, as serving quantises activations and weights."""
+"""The tuner of the scaled fp8 GEMM: kernel and configuration for each (M, N, K) and kind of scales.
+
+By default there is a scale per row of X and of W, as serving quantises activations and weights; ``--block`` asks for
+blocks of 128 x 128 with float32 scales, or of 32 x 32 with e8m0 scales.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import click
 import torch
 
+from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_gemm.family import FAMILY
 from hipforge.ops.fp8_gemm.kernels import BY_NAME
 from hipforge.ops.mxfp8_gemm.kernels import launch
 from hipforge.ops.mxfp8_gemm.raw import new_result
-from hipforge.ops.reference import fp8_mm
-from hipforge.ops.reference.fp8 import Scales
-from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, cells
+from hipforge.ops.reference import fp8_mm, quantize_mxfp8
+from hipforge.ops.reference.fp8 import Scales, quantize_fp8_blocks, quantize_fp8_rows, quantize_fp8_weights, scales_of
+from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.gemm import gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, Quantizer, gemm_command, gemm_tuner
 
 # Besides MiniMax-M3's shapes that of its experts' down projection, for which there are published times.
 SHAPES = (*MINIMAX_M3, (6144, 2048))
 
 
-def _quantize(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = fp8_dtypes(arch)[0]
-    scale = x.float().abs().amax(dim=1, keepdim=True) / torch.finfo(dtype).max
-    return (x.float() / scale).to(dtype), scale
+@dataclass(frozen=True, order=True)
+class ScaledCell(Cell):
+    """One problem size, with the rows of W that share scales."""
+
+    block: int = 0
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} block={self.block}"
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return M, N, K and the rows of W that share scales."""
+        return (*super().key, self.block)
+
+
+def _rows(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_fp8_rows(x, fp8_dtypes(arch)[0])
+
+
+def _blocks(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_fp8_blocks(x, fp8_dtypes(arch)[0])
+
+
+def _weight_blocks(w: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_fp8_weights(w, fp8_dtypes(arch)[0])
+
+
+def _mx(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_mxfp8(x, fp8_dtypes(arch)[0])
+
+
+def _mx_weights(w: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_fp8_weights(w, fp8_dtypes(arch)[0], e8m0=True, block=Scales.MX_SHARED.block)
+
+
+# Of the two kinds that share 128 rows that with float32 scales, as checkpoints of blocks of 128 have them.
+QUANTIZERS: dict[int, tuple[Quantizer, Quantizer]] = {
+    Scales.ONCE.block: (_rows, _rows),
+    Scales.BLOCKS.block: (_blocks, _weight_blocks),
+    Scales.MX_SHARED.block: (_mx, _mx_weights),
+}
+"""What makes the operands of X and of W, by the rows of W that share scales."""
+
+BLOCK_OPTION = click.Option(
+    ["--block"],
+    type=click.Choice([str(block) for block in QUANTIZERS]),
+    default="0",
+    show_default=True,
+    callback=lambda context, option, value: int(value),
+    help="Rows of W, and elements of K, that share a scale; 0 for a scale per row.",
+)
+
+
+def _run(choice: Choice, parts: Operands) -> torch.Tensor:
+    xq, x_scale, wq, w_scale = parts
+    (n, k), m = wq.shape, len(xq)
+    scales = scales_of(m, n, k, x_scale, w_scale)
+    return launch(choice, new_result(xq, wq), *parts, None, int(scales), kernels=BY_NAME)
 
 
 TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
-    default_cells=cells(SHAPES, DECODE_M),
-    quantize=_quantize,
+    default_cells=[ScaledCell(cell.n, cell.k, cell.m) for cell in cells(SHAPES, DECODE_M)],
+    quantizers=lambda cell: QUANTIZERS[cell.block],
     reference=lambda parts: fp8_mm(*parts, out_dtype=torch.float32),
-    run=lambda choice, parts: launch(
-        choice, new_result(parts[0], parts[2]), *parts, None, int(Scales.ONCE), kernels=BY_NAME
-    ),
-    extra_key=(Scales.ONCE.block,),
+    run=_run,
 )
 
 command = gemm_command(
     TUNER,
-    "Choose kernel and configuration of the scaled fp8 GEMM with scales per row for each cell; by default the weight "
-    "shapes of MiniMax-M3 x M = 1 to 64. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
+    "Choose kernel and configuration of the scaled fp8 GEMM for each cell; by default the weight shapes of MiniMax-M3 "
+    "x M = 1 to 64 with scales per row. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
+    [BLOCK_OPTION],
+    lambda cell, block: ScaledCell(cell.n, cell.k, cell.m, block),
 )

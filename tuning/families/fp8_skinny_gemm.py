@@ -24,7 +24,7 @@ from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell, cells
-from hipforge.tuning.gemm import Operands, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, both, gemm_command, gemm_tuner
 from hipforge.tuning.tuner import Baselines
 
 # One rounding to fp16 gives at most 2^-11 = 4.9e-4, fp32 sums of 2^14 products less; a single wrong block of 256 k of
@@ -107,7 +107,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=cells(LLAMA_405B, ROWS),
-    quantize=lambda x, arch: to_fp8(x, fp8_of(arch)),
+    quantizers=both(lambda x, arch: to_fp8(x, fp8_of(arch))),
     reference=_reference,
     run=_run,
     baselines=_baselines,

@@ -9,7 +9,7 @@ from hipforge.ops.mxfp4_gemm.family import FAMILY
 from hipforge.ops.mxfp4_gemm.raw import launch
 from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4
 from hipforge.tuning.cases import Cell
-from hipforge.tuning.gemm import Operands, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, both, gemm_command, gemm_tuner
 
 MAX_ERROR = 3e-3  # as for MX-FP8: one rounding to bf16 gives 1.7e-3
 
@@ -30,7 +30,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=sorted({Cell(n, k, m) for m, n, k in TASKS}),
-    quantize=lambda x, arch: quantize_mxfp4(x),
+    quantizers=both(lambda x, arch: quantize_mxfp4(x)),
     reference=lambda parts: mxfp4_mm_packed(*parts, out_dtype=torch.float32),
     run=_run,
 )

@@ -18,17 +18,12 @@ from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning import timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
-from hipforge.tuning.gemm import Operands, gemm_command, gemm_tuner, random_operands
+from hipforge.tuning.gemm import Operands, both, gemm_command, gemm_tuner
 from hipforge.tuning.tuner import Baselines
 
 # float32 accumulation and one rounding to bf16 give 1.7e-3 (uniform rounding within half a unit of 8 bits); a single
 # wrong scale byte in one block of a K of 6144 gives more than 1e-2.
 MAX_ERROR = 3e-3
-
-
-def operands(cell: Cell, device: torch.device) -> Operands:
-    """Return (xq, x_scale, wq, w_scale) of normally distributed data, the same for a cell on every run."""
-    return random_operands(cell, device, quantize_mxfp8)
 
 
 def _baselines(cell: Cell, copies: Sequence[Operands]) -> Baselines:
@@ -49,7 +44,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=cells(MINIMAX_M3, DECODE_M),
-    quantize=lambda x, arch: quantize_mxfp8(x),
+    quantizers=both(lambda x, arch: quantize_mxfp8(x)),
     reference=lambda parts: mxfp8_mm(*parts, out_dtype=torch.float32),
     run=lambda choice, parts: launch(choice, new_result(parts[0], parts[2]), *parts),
     baselines=_baselines,

@@ -61,7 +61,7 @@ def mxfp8_gemm_tiles(
 
 
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
-    m, n, k = cell.key
+    m, n, k = cell.key[:3]
     found = TILED.candidates(m, n, k, archs.get(arch).cu_count) if m > ABOVE_M else []
     return [choice.configuration for choice in found]
 
