@@ -86,7 +86,7 @@ class PagedKVCache:
     Args:
         layers: of the model.
         pages: in all; each serves every layer.
-        page_size: tokens of a page, a multiple of 16.
+        page_size: tokens of a page. On sm_90 attention over pages that are no multiple of 16 runs in torch.
         kv_heads: Hkv.
         head_dim: D, as :func:`hipforge.decode_attention_fp8` takes it.
         device: where the pages are.
@@ -122,8 +122,6 @@ class PagedKVCache:
             require_int(name, size, 1)
         if pages > _MOST_PAGES:
             raise GuardError(f"pages must be at most {_MOST_PAGES}, since block tables are int32; got {pages}")
-        if page_size % 16:
-            raise GuardError(f"page_size must be a multiple of 16; got {page_size}")
         try:
             place = torch.get_default_device() if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
