@@ -41,7 +41,7 @@ PUT_BACK = [
         ("storage/shortened_is_read", ("jit/call/tensors.py", "    if held < needed:\n", "    if False:\n")),
         ("storage/freed_is_copied",
          ("ops/core/alignment.py", "    require_copyable(x, *written)\n", ""),
-         ("ops/core/operator.py", "            require_sound(name, given, writes)\n            require_f",
+         ("ops/core/operator.py", "            require_sound(name, used(given), writes)\n            require_f",
           "            require_f")),
         ("refused/after_attention_wrote",
          ("ops/decode_attention/__init__.py", "    return_lse = bool(return_lse) ", "    return_lse = return_lse ")),

@@ -141,6 +141,21 @@ def test_a_weight_of_another_dtype_is_refused_before_the_output_is_zeroed(name: 
     assert given["out"].eq(7).all()
 
 
+@pytest.mark.parametrize("good_before", (False, True))
+def test_what_an_op_does_not_use_may_have_no_memory_or_be_the_output(good_before: bool) -> None:
+    x, x_scale = hipforge.mxfp8_quantize(torch.ones(2, 64))
+    w, w_scale = (part.view(2, 16, -1) for part in hipforge.mxfp8_quantize(torch.ones(32, 64)))
+    slots = hipforge.moe_align_block_size(torch.tensor([[1], [0]], dtype=torch.int32), 16, 2)
+    out = torch.zeros(2, 16, dtype=torch.bfloat16)
+    freed = resized(torch.zeros(2, 1, dtype=torch.int32), 0)
+    dispatch.clear_decisions()
+    for topk_ids in (torch.zeros(2, 1, dtype=torch.int32),) * good_before + (freed, out.view(torch.int32)[:, :1]):
+        y = hipforge.grouped_gemm_mxfp8(
+            x, x_scale, w, w_scale, *slots, 2, 1, 16, torch.bfloat16, 1, topk_ids=topk_ids, out=out
+        )
+        assert y is None or (y == 64).all()
+
+
 @pytest.mark.parametrize("number", ["epsilon", "weight_offset"])
 def test_a_number_that_is_a_freed_tensor_is_refused_before_a_planner_reads_it(number: str) -> None:
     freed = torch.ones(1)

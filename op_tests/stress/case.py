@@ -91,7 +91,7 @@ class Op:
             raise for arguments that mean nothing.
         writes: the arguments that the op may change.
         call: what is called, if it is not the package's attribute ``name``.
-        fixed: arguments that stay good, because the trial itself uses them.
+        fixed: arguments that stay good, because the trial itself uses them or the op does not.
         mistake: spoils good arguments as only this op's can be.
     """
 

@@ -557,7 +557,7 @@ OPS = (
     Op("fp8_linear", make_fp8, judge_fp8, writes=("out",)),
     Op("mxfp4_linear", make_mxfp4_linear, judge_mxfp4, writes=("out",)),
     Op("skinny_gemm", make_skinny, judge_skinny, writes=("output",)),
-    Op("grouped_gemm_mxfp8", make_grouped_gemm, judge_grouped, writes=("out",)),
+    Op("grouped_gemm_mxfp8", make_grouped_gemm, judge_grouped, writes=("out",), fixed=("top_k", "topk_ids")),
     Op("grouped_mxfp8_linear", make_grouped, judge_grouped, writes=("out",)),
     Op("grouped_gemm_fp8", make_grouped_fp8, judge_grouped, writes=("out",)),
     Op("grouped_fp8_linear", make_grouped_fp8, judge_grouped, writes=("out",)),

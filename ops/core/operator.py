@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -55,6 +55,7 @@ def operator(
     returns: Sequence[str] = (),
     adds: str | None = None,
     rows: Sequence[str] = (),
+    unused: Sequence[str] = (),
 ) -> Callable[[Callable[Concatenate[Accepted, P], R]], Callable[P, R]]:
     """Make an op of a function whose first parameter takes the accepted path.
 
@@ -74,6 +75,7 @@ def operator(
         adds: the parameter, None by default, that takes a tensor to add the only result to and to return.
         rows: for an op that may return None, the parameters with M as first dimension: a trace decides for ranges of M.
             Without it a traced graph holds for the shapes that it was traced with.
+        unused: the parameters that the op never looks at: any tensor is taken there, with or without memory.
     """
 
     def decorate(body: Callable[Concatenate[Accepted, P], R]) -> Callable[P, R]:
@@ -87,6 +89,9 @@ def operator(
         numbers = [each for each, one in signature.parameters.items() if "Tensor" not in str(one.annotation)]
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
+        def used(given: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {each: value for each, value in given.items() if each not in unused}
+
         def planner(*args: Any, **kwargs: Any) -> Decision:
             given = bound(name, signature, args, kwargs)
             return plan(**{each: given[each] for each in planned})
@@ -97,7 +102,7 @@ def operator(
             accepted = checked.get(at) or plan(**{each: given[each] for each in planned}).accepted
             if accepted is None:
                 return None
-            require_sound(name, given, writes)
+            require_sound(name, used(given), writes)
             require_float32(name, signature, given)
             if accepted.path == "torch":
                 require_annotated(name, signature, given)
@@ -128,7 +133,7 @@ def operator(
         def refused(*args: Any, **kwargs: Any) -> None:
             """Raise a binding's refusal again in the op's own names, as the deciding call would have."""
             try:
-                require_sound(name, bound(name, signature, args, kwargs), writes)
+                require_sound(name, used(bound(name, signature, args, kwargs)), writes)
             except GuardError as error:
                 raise error from None
 
