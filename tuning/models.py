@@ -15,7 +15,8 @@ from typing import Any
 from hipforge.errors import ConfigError
 from hipforge.jit.cache.files import read
 
-KNOWN = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "minimax_m3_vl_text", "glm_moe_dsa", "deepseek_v41")
+MLA = ("glm_moe_dsa", "deepseek_v41_text")
+KNOWN = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "minimax_m3_vl_text", *MLA)
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,18 @@ def _weights(config: Mapping[str, Any], tp: int) -> Weights:
 
     name, hidden = config["model_type"], config["hidden_size"]
     heads = config["num_attention_heads"]
+    if name in MLA:
+        index = config["index_n_heads"] * config["index_head_dim"]
     if name == "glm_moe_dsa":
         rank, latent = config["q_lora_rank"], config["kv_lora_rank"] + config["qk_rope_head_dim"]
         query = part(heads) * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
         dense = [(hidden, rank + latent), (rank, query), (part(heads) * config["v_head_dim"], hidden)]
-        dense += [(rank, config["index_n_heads"] * config["index_head_dim"]), (hidden, config["index_head_dim"])]
-    elif name == "deepseek_v41":  # the first of its two output projections is one for each group of heads: no GEMM here
+        dense += [(rank, index), (hidden, config["index_head_dim"])]
+    elif (
+        name == "deepseek_v41_text"
+    ):  # the first of its two output projections is one for each group of heads: no GEMM here
         rank, head = config["q_lora_rank"], config["head_dim"]
-        dense = [(hidden, rank + head), (rank, part(heads) * head)]
+        dense = [(hidden, rank + head), (rank, part(heads) * head), (rank, index)]
         dense += [(part(config["o_groups"]) * config["o_lora_rank"], hidden)]
     else:
         head = config.get("head_dim") or hidden // heads
@@ -132,7 +137,7 @@ def _experts(config: Mapping[str, Any]) -> tuple[int, int, int] | None:
         return config["num_local_experts"], config["intermediate_size"], 0
     if name == "minimax_m3_vl_text":
         return config["num_local_experts"], config["intermediate_size"], config["shared_intermediate_size"]
-    if name in ("glm_moe_dsa", "deepseek_v41"):
+    if name in MLA:
         inner = config["moe_intermediate_size"]
         return config["n_routed_experts"], inner, inner * config["n_shared_experts"]
     return None

@@ -18,6 +18,30 @@ EXPECTED = {
     ("qwen3_235b_a22b", 1): Weights(((4096, 9216), (8192, 4096)), Experts(128, 8, 4096, 1536)),
     ("qwen3_235b_a22b", 8): Weights(((4096, 1280), (1024, 4096)), Experts(128, 8, 4096, 192)),  # one KV head each
     ("gpt_oss_120b", 1): Weights(((2880, 5120), (4096, 2880)), Experts(128, 4, 2880, 2880)),
+    # Latents of query and keys, queries, the heads' output, queries and keys of the index, dense layers, shared expert.
+    ("glm_5", 8): Weights(
+        (
+            (6144, 2624),
+            (2048, 2048),
+            (2048, 6144),
+            (2048, 4096),
+            (6144, 128),
+            (6144, 3072),
+            (1536, 6144),
+            (6144, 512),
+            (256, 6144),
+        ),
+        Experts(256, 8, 6144, 256),
+    ),
+    # Latents, queries, the index's queries, the second of the output's two projections, the shared expert.
+    ("deepseek_v4_1_flash", 1): Weights(
+        ((5120, 1792), (1280, 32768), (1280, 4096), (8192, 5120), (5120, 4608), (2304, 5120)),
+        Experts(384, 6, 5120, 2304),
+    ),
+    # With one of eight heads' queries as many as the index's.
+    ("deepseek_v4_1_flash", 8): Weights(
+        ((5120, 1792), (1280, 4096), (1024, 5120), (5120, 576), (288, 5120)), Experts(384, 6, 5120, 288)
+    ),
     ("minimax_m3", 8): Weights(((6144, 1280), (1024, 6144), (6144, 768), (384, 6144)), Experts(128, 4, 6144, 384)),
 }
 
