@@ -74,7 +74,7 @@ def tune(
         picture: where to draw the candidates' times, of the cells that were searched (needs matplotlib).
 
     Returns:
-        How many rows were written.
+        How many rows were written and stay.
 
     Raises:
         ConfigError: the device has no such kernels, ``output`` is malformed, several processes are to share a GPU,
@@ -116,7 +116,8 @@ def tune(
     pending: list[Row] = []
     failed: list[str] = []
     landscapes: list[tuple[int, plots.Landscape]] = []
-    written, saved = 0, time.monotonic()
+    written: set[Key] = set()
+    saved = time.monotonic()
     try:
         for finished, (number, done) in enumerate(results, 1):
             for line in done.lines[:-1] if done.row else done.lines:
@@ -130,7 +131,7 @@ def tune(
             pending.append(done.row)
             if picture is not None:
                 landscapes.append((places[number], landscape(str(tasks[number].cell), done)))
-            written += 1
+            written.add(tuner.key(tasks[number].cell, arch, cu_num))
             if time.monotonic() - saved > SAVE_EVERY_S:
                 merge_rows(output, tuner.family.table, pending)
                 saved = time.monotonic()
@@ -142,12 +143,13 @@ def tune(
     if gains_only:
         needless = _needless(tuner, wanted, read_existing(tuner.family.table, output), (arch, cu_num))
         merge_rows(output, tuner.family.table, (), needless)
+        written.difference_update(needless)
         say(f"{len(needless)} rows taken out: dispatch does the same without them")
     if picture is not None:
         plots.landscapes([one for _, one in sorted(landscapes, key=lambda item: item[0])], picture)
     if failed:
         raise ConfigError("\n".join(failed))
-    return written
+    return len(written)
 
 
 def _needless(

@@ -213,7 +213,7 @@ def test_only_clear_gains_over_the_default_rule_are_written(
     trials = [Trial(other, 1e-6, 0.001, model_us=1.0), Trial(rule, gain * 1e-6, 0.001, model_us=gain)]
     monkeypatch.setattr(work, "_search", lambda tuner, task: (trials, "model:test", None))
     said: list[str] = []
-    assert driver.tune(tuner, [cell], path, gains_only=True, say=said.append) == 1
+    assert driver.tune(tuner, [cell], path, gains_only=True, say=said.append) == kept
     assert (len(read_existing(tuner.family.table, path)) == 1) == kept
     assert said[-1] == f"{0 if kept else 1} rows taken out: dispatch does the same without them"
     assert f"{gain:.2f} x as fast" in said[-2] if kept else "as the default rule" in said[-2]
