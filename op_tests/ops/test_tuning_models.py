@@ -1,4 +1,4 @@
-"""The weights of a decode step, from a model's configuration."""
+"""The weights of a decode step, from a model's configuration, and the rows that ship for them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 
 from hipforge.errors import ConfigError
+from hipforge.ops.core.tuned import shipped_path
+from hipforge.tuning import driver
+from hipforge.tuning.families import fp8_gemm, fp8_grouped_gemm, mxfp4_grouped_gemm
+from hipforge.tuning.families.fp8_gemm import ScaledCell
+from hipforge.tuning.families.fp8_grouped_gemm import ScaledMoeCell
+from hipforge.tuning.grouped import MoeCell
 from hipforge.tuning.models import Experts, Weights, weights_of
+from hipforge.tuning.table_writer import read_existing
+from hipforge.tuning.tuner import Tuner
 
 FOLDER = Path(__file__).parents[2] / "examples" / "configs"
+DEGREES = 1, 4, 8
+FORMATS = {"qwen3_235b_a22b": 128, "glm_5": 128, "deepseek_v4_1_flash": 32}  # rows that share scales of dense weights
+TOKENS = 1, 2, 4, 8, 16, 32, 64
 
 EXPECTED = {
     ("llama_3_1_8b", 2): Weights(((4096, 3072), (2048, 4096), (4096, 14336), (7168, 4096)), None),
@@ -73,3 +84,49 @@ def test_configurations_that_say_too_little_are_refused_by_name(tmp_path: Path) 
     path.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         weights_of(path)
+
+
+def _dense() -> list[Any]:
+    return [
+        ScaledCell(n, k, m, block)
+        for name, block in FORMATS.items()
+        for tp in DEGREES
+        for k, n in weights_of(FOLDER / f"{name}.json", tp).dense
+        for m in TOKENS
+    ]
+
+
+def _experts(names: tuple[str, ...], block: int | None) -> list[Any]:
+    found = []
+    for name in names:
+        for tp in DEGREES:
+            of = weights_of(FOLDER / f"{name}.json", tp).experts
+            assert of is not None
+            for n, k, a_div, weighted in of.products:
+                sizes = [(n, k, a_div, weighted, m * of.top_k) for m in TOKENS]
+                more = {"experts": of.count, "top_k": of.top_k}
+                found += [MoeCell(*size, **more) for size in sizes] if block is None else [
+                    ScaledMoeCell(*size, **more, block=block) for size in sizes
+                ]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tuner", "cells"),
+    [
+        (fp8_gemm.TUNER, _dense()),
+        (fp8_grouped_gemm.TUNER, _experts(("qwen3_235b_a22b", "glm_5"), 128)),
+        (mxfp4_grouped_gemm.TUNER, _experts(("gpt_oss_120b", "deepseek_v4_1_flash"), None)),
+    ],
+    ids=lambda given: given.family.table.family if isinstance(given, Tuner) else "",
+)
+def test_rows_that_ship_for_models_are_of_their_weights_and_none_is_needless(
+    tuner: Tuner[Any, Any], cells: list[Any]
+) -> None:
+    rows = read_existing(tuner.family.table, shipped_path(tuner.family.table))
+    of_models = {tuner.key(cell, "gfx950", 256): cell for cell in cells}
+    # Rows of one scale per row are of MiniMax-M3's shapes.
+    own = {key for key in rows if tuner.family.table.family != "fp8_gemm" or key[-1] != 0}
+    assert own and own <= set(of_models)
+    assert driver._needless(tuner, [of_models[key] for key in own], rows, ("gfx950", 256)) == []
+    assert all(0 < float(rows[key]["err"]) < tuner.max_error for key in own)
