@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -42,6 +43,24 @@ def test_a_number_past_float32_is_refused_under_its_name(op: str, name: str, pat
     for wrong in (1e39, 10**300, -1e39):
         with pytest.raises(GuardError, match=name):
             function(**{**given, name: wrong})
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, made in CALLS.items() for name in made[2]])
+@pytest.mark.parametrize("number", (2**70, -(2**70)))
+def test_an_integer_past_int64_is_the_float_that_it_equals(op: str, name: str, number: int, path: str) -> None:
+    function, given, _ = CALLS[op]
+
+    def ended(value: float) -> Any:
+        try:
+            result = function(**{**copy.deepcopy(given), name: value})  # residual_rms writes its residual
+        except GuardError as error:
+            return str(error).partition("; got")[0]
+        return [part.float().nan_to_num(7.0) for part in (result if isinstance(result, tuple) else (result,))]
+
+    as_float, as_integer = ended(float(number)), ended(number)
+    assert type(as_float) is type(as_integer)
+    assert all(one == other if isinstance(one, str) else torch.equal(one, other)
+               for one, other in zip(as_float, as_integer, strict=True))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["epsilon", "weight_offset", "k_scale", "v_scale"])

@@ -167,6 +167,13 @@ def require_float32(name: str, signature: inspect.Signature, given: Mapping[str,
         require_in_float32(f"{name}: {parameter}", value)
 
 
+def as_floats(given: Mapping[str, Any], floats: Collection[str]) -> dict[str, Any]:
+    """Return arguments with floats for the integers among ``floats``: torch takes no integer beyond int64 for one."""
+    return {
+        each: float(value) if each in floats and isinstance(value, int) else value for each, value in given.items()
+    }
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's elements are in memory: neither meta nor fake."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor | FunctionalTensor)

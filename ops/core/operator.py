@@ -24,6 +24,7 @@ from hipforge.jit.call.tensors import check_gradients
 from hipforge.jit.call.torch_library import recording
 from hipforge.ops.core import dispatch, invariance
 from hipforge.ops.core.arguments import (
+    as_floats,
     blame,
     bound,
     fake_mode_of,
@@ -87,6 +88,7 @@ def operator(
         signature = _public_signature(body)
         planned = named_by(plan, signature)
         numbers = [each for each, one in signature.parameters.items() if "Tensor" not in str(one.annotation)]
+        floats = [each for each in numbers if "float" in str(signature.parameters[each].annotation)]
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
         def used(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,7 +124,8 @@ def operator(
             if accepted is None or accepted.path != "torch":
                 return None if accepted is None else body(accepted, *args, **kwargs)
             with torch.no_grad(), fake_mode_of((*args, *kwargs.values())):
-                return body(accepted, *args, **kwargs)
+                given = as_floats(bound(name, signature, args, kwargs), floats)
+                return typing.cast(Callable[..., R], body)(accepted, **given)
 
         def constant(decision: Decision, *args: Any, **kwargs: Any) -> Any:  # of the traced graph; no cache is involved
             return None if decision.accepted is None else body(decision.accepted, *args, **kwargs)
