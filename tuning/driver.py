@@ -14,7 +14,7 @@ from hipforge import devices, plots
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.lookup import row_in
-from hipforge.ops.core.tuned import Key, TunedRow, TunedTable, Value
+from hipforge.ops.core.tuned import Key, TunedRow, TunedTable, Value, in_effect
 from hipforge.tuning import pool
 from hipforge.tuning.table_writer import Row, merge_rows, read_existing
 from hipforge.tuning.tuner import C, O, Tuner
@@ -167,9 +167,11 @@ def _needless(
         own = left.pop(key, None)
         if own is None:
             continue
-        other, _ = row_in(TunedTable(schema, left.values()), *device, [int(part) for part in key[2:]])
+        others = TunedTable(schema, left.values())
+        other, _ = row_in(others, *device, [int(part) for part in key[2:]])
         if other is None:
-            rule = tuner.family.default_choice(tuner.problem(cell), *device)
+            with in_effect(others):  # a rule may look at where a shape's rows end
+                rule = tuner.family.default_choice(tuner.problem(cell), *device)
             same = isinstance(rule, Choice) and tuner.names(own.values, rule) and own.values.get("use_hip", 1) == 1
         else:
             same = all(own.values[column.name] == other.values[column.name] for column in schema.config)

@@ -201,6 +201,22 @@ def test_needless_rows_are_those_without_which_dispatch_does_the_same(tmp_path: 
     assert [key[2] for key in driver._needless(tuner, cells, rows, ("gfx950", 256))] == [16]
 
 
+def test_a_row_stays_where_the_default_rule_has_no_kernel_beyond_the_others(tmp_path: Path) -> None:
+    tuner, path = mxfp8_grouped_gemm.TUNER, tmp_path / "t.csv"
+    cells = [MoeCell(64, 2048, 4, False, m) for m in (4, 16)]
+    rule = tuner.family.default_choice(cells[1], "gfx950", 256)
+    assert isinstance(rule, Choice)
+    last = {**_row(16, rule), "min_experts": 0}
+    merge_rows(path, tuner.family.table, [last])
+    rows = read_existing(tuner.family.table, path)
+    assert [key[2] for key in driver._needless(tuner, cells, rows, ("gfx950", 256))] == [16]
+    slow = tuner.family.kernels[0].choice(SLOW)
+    merge_rows(path, tuner.family.table, [{**_row(4, slow), "min_experts": 0}])
+    rows = read_existing(tuner.family.table, path)
+    assert driver._needless(tuner, cells, rows, ("gfx950", 256)) == []
+    assert tuner.family.default_choice(cells[1], "gfx950", 256) == rule  # the table in effect is as it was
+
+
 @pytest.mark.parametrize(("gain", "kept"), [(1.02, False), (1.05, True)])
 def test_only_clear_gains_over_the_default_rule_are_written(
     gain: float, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,10 +9,11 @@ process; :func:`clear_tables` makes the next lookup read them again.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -372,6 +373,20 @@ def load_table(table: TableSchema | str) -> TunedTable:
                 raise ConfigError(f"{error} ({variable} names this file; correct it, or unset the variable)") from None
         _tables[table.family] = TunedTable(table, rows)
     return _tables[table.family]
+
+
+@contextlib.contextmanager
+def in_effect(table: TunedTable) -> Iterator[None]:
+    """Make a table that of its family for a while: what would dispatch do with these rows?"""
+    family, before = table.schema.family, _tables.get(table.schema.family)
+    _tables[family] = table
+    try:
+        yield
+    finally:
+        if before is None:
+            del _tables[family]
+        else:
+            _tables[family] = before
 
 
 def clear_tables() -> None:
