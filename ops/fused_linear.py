@@ -1,8 +1,9 @@
-"""MX-FP8 products whose activations are made in the same launch: of a residual norm, or of SwiGLU.
+"""Products whose activations are made in the same launch: MX-FP8 of a residual norm or of SwiGLU, MXFP4 of floats.
 
-On sm_90 every block of the GEMM for few rows makes all of X in shared memory while its first rows of W are under way;
-what the launch before would take is then hidden. Elsewhere, and for more rows, these are two launches. The result is
-the same, bit for bit, where both products are in the same configuration.
+On sm_90 every block of the MX-FP8 GEMM for few rows makes all of X in shared memory while its first rows of W are under
+way; on gfx950 every work-group of the MXFP4 GEMM for few rows quantises its rows of X into LDS. What the launch before
+would take is then hidden. Elsewhere, and for more rows, these are two launches. The result is the same, bit for bit,
+where both products are in the same configuration; of MXFP4, where K is cut into the same number of parts.
 """
 
 from __future__ import annotations
@@ -15,30 +16,68 @@ from types import MappingProxyType
 import torch
 
 from hipforge import devices
-from hipforge.ops.core import invariance, programmatic
-from hipforge.ops.core.checks import Described, require_factors
+from hipforge.ops.core import dispatch, invariance, programmatic
+from hipforge.ops.core.arguments import require_sound
+from hipforge.ops.core.checks import Described, require_bias, require_factors
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
+from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given, product_result
+from hipforge.ops.mx_quantize import mxfp4_quantize
+from hipforge.ops.mxfp4_gemm import mxfp4_linear
+from hipforge.ops.mxfp4_gemm.family import FAMILY as MXFP4
+from hipforge.ops.mxfp4_gemm.kernels import made
+from hipforge.ops.mxfp4_gemm.raw import Problem, launch
 from hipforge.ops.mxfp8_gemm import mxfp8_linear
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8
 from hipforge.ops.swiglu_fp8 import check_activation, swiglu_mxfp8
 
 _BF16 = torch.bfloat16
+QUANTISE_US = 1.9  # of a launch that quantises few rows, by the model of time
 
 
-def _decided(op: str, two: str, refusal: str | None, device: torch.device, key: tuple[int, int, int]) -> Decision:
-    """Return the decision for one launch, or for two where ``refusal`` or the device says so."""
+def _planned(op: str, two: str, refusal: str | None, device: torch.device, module: str) -> Decision:
+    """Return the decision for one launch, not yet configured, or for two where ``refusal`` or the device says so."""
     if invariance.STATE.on:
         refusal = "a result that does not depend on the other rows needs the launches of their own"
-    decision = plan_kernel(op, device, refusal, module=row_stream_made.MODULE)
+    decision = plan_kernel(op, device, refusal, module=module)
     assert decision.accepted is not None
     if decision.accepted.path != "kernel":
         return replace(decision, accepted=replace(decision.accepted, kernel=two, reason="two launches"))
+    return decision
+
+
+def _decided(op: str, two: str, refusal: str | None, device: torch.device, key: tuple[int, int, int]) -> Decision:
+    decision = _planned(op, two, refusal, device, row_stream_made.MODULE)
+    assert decision.accepted is not None
+    if decision.accepted.path != "kernel":
+        return decision
     units = devices.current().cu_count(device.index or 0)
     found: Mapping[str, int] = MappingProxyType(row_stream_made.configuration(*key[1:], units))
     return replace(decision, accepted=replace(decision.accepted, configuration=found))
+
+
+def _plan_quantised(x: Described, wq: Described, w_scale: Described, shuffled: bool) -> Decision:
+    problem = Problem.of_floats(x, wq, w_scale, shuffled=shuffled)
+    refusal = None if x.dtype in HALVES else f"x of float16 or bfloat16; got {x.dtype}"
+    refusal = refusal or made.refusal(*problem.key)
+    target = dispatch.target_of(x.device)
+    choice = made.MADE.choice(dict.fromkeys(made.MADE.parameters, 1))
+    if refusal is None and not isinstance(target, dispatch.Refused) and target[0] in made.MADE.archs:
+        us, configuration = min(made.MADE.default(problem, *target), key=lambda one: one[0])
+        others = (
+            one for kernel in MXFP4.kernels if target[0] in kernel.archs for one in kernel.default(problem, *target)
+        )
+        two_us = QUANTISE_US + min(one[0] for one in others)
+        refusal = None if us <= two_us else f"two launches are faster by the rough times: {two_us:.1f} us for {us:.1f}"
+        choice = made.MADE.choice(configuration)
+    decision = _planned("quantize_mxfp4_linear", "mxfp4_quantize, mxfp4_linear", refusal, x.device, made.MODULE)
+    assert decision.accepted is not None
+    if decision.accepted.path != "kernel":
+        return decision
+    accepted = replace(decision.accepted, kernel=choice.kernel, configuration=choice.configuration)
+    return replace(decision, accepted=accepted)
 
 
 def _plan_norm(x: Described, wq: Described) -> Decision:
@@ -176,3 +215,52 @@ def swiglu_mxfp8_linear(
         return result
     q, scale = swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
     return mxfp8_linear(q, scale, wq, w_scale, bias, out=result)
+
+
+@operator(_plan_quantised, fake=lambda x, wq: _new(x, wq), outs=("out",))
+def quantize_mxfp4_linear(
+    taken: Accepted,
+    x: torch.Tensor,
+    wq: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    shuffled: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what :func:`hipforge.mxfp4_linear` makes of :func:`hipforge.mxfp4_quantize` in mode ``even``.
+
+    Args:
+        taken: the path that was decided; callers do not pass it.
+        x: float32, float16 or bfloat16 [M, K], any strides, K a multiple of 32. One launch quantises and multiplies
+            float16 and bfloat16 on gfx950 for M up to 256, where that is faster by the rough times.
+        wq: weights [N, K/2].
+        w_scale: e8m0 bytes [N, K/32], or shuffled.
+        bias: bfloat16 [N], added to the rounded product.
+        shuffled: the weight and its scales are in the shuffled order.
+        out: contiguous bfloat16 [M, N] to write into.
+
+    Returns:
+        bfloat16 [M, N]; ``out`` itself where it is given.
+
+    Raises:
+        GuardError: operands, ``bias`` or ``out`` of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.ops.fused_linear import quantize_mxfp4_linear
+        >>> import hipforge
+        >>> w, w_scale = hipforge.mxfp4_quantize(torch.ones(16, 128))
+        >>> quantize_mxfp4_linear(torch.full((1, 128), 2.0).bfloat16(), w, w_scale)[0, 0].item()
+        256.0
+    """
+    if taken.path != "kernel":
+        return mxfp4_linear(*mxfp4_quantize(x.contiguous()), wq, w_scale, bias, out, shuffled=shuffled)
+    n = wq.shape[0]
+    result = new_or_given(out, (x.shape[0], n), _BF16, x.device)
+    if bias is not None:
+        require_bias(bias, n, _BF16, x.device)
+        require_sound("quantize_mxfp4_linear", {"bias": bias, "out": result}, ("out",))  # no binding sees the bias
+    launch(made.MADE, taken.configuration, result, x, None, wq, w_scale, shuffled)
+    return result if bias is None else result.add_(bias)

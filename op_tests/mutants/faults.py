@@ -194,6 +194,18 @@ FAULTS = [
         ("mxfp4/partial_step_dropped", "mxfp4_kernel.h", "if (whole_end < end) {", "if (false) {"),
     ),
     *_in(
+        "csrc/mxfp4_gemm/amd/", "ops/test_mxfp4_made.py",
+        ("mxfp4/made_scale_of_half_a_block", "mxfp4_made_kernel.h", "quad_lanes<1, 0, 3, 2>(of_two)", "of_two"),
+        ("mxfp4/made_reads_w_past_k", "mxfp4_made_kernel.h",
+         "const bool has_block = kWide || index * (kStep / kMxBlock) + w.group < k / kMxBlock;",
+         "const bool has_block = true;"),
+        ("mxfp4/made_first_steps_again", "mxfp4_made_kernel.h", "ring[j].load(w, step + (2 + j) * kLoadSteps, end, k);",
+         "ring[j].load(w, step + j * kLoadSteps, end, k);"),
+        ("mxfp4/made_steps_past_the_turn", "mxfp4_made_kernel.h", "return turned < steps ? turned : turned - steps;",
+         "return turned;"),
+        ("mxfp4/made_nan_keeps_its_sign", "mxfp4_made_kernel.h", "kDirectFrom - 1 || amax > kInfinityBits)", "kDirectFrom - 1)"),
+    ),
+    *_in(
         "csrc/include/hipforge/amd/mx_tiles/", "ops/test_mxfp4_gemm_tiles.py",
         ("mxfp4/x_scales_past_k", "kernel.h", "next_scales.x[t][h] >> lane / kTile * 8 & mask;",
          "next_scales.x[t][h] >> lane / kTile * 8;",

@@ -9,7 +9,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops.core import checks
 from hipforge.ops.core.alignment import packed, realigned
-from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE, FLOATS
 from hipforge.ops.core.kernel import Configuration, Kernel
 
 OPERANDS = "out, Xq, Xs, Wq, Ws: Tensor"  # of the kernels' entries, as stubs declare them
@@ -61,15 +61,34 @@ class Problem:
         if k % BLOCK:
             raise GuardError(f"K must be a multiple of {BLOCK} (one e8m0 scale per {BLOCK} elements); got K={k}")
         checks.require_operand("x_scale", x_scale, _SCALES, (m, k // BLOCK), f"one byte per {BLOCK} elements of xq")
-        shape, why = (n, k // BLOCK), f"one byte per {BLOCK} elements of wq"
-        if shuffled:
-            if n % 16 or k % 64:
-                raise GuardError(f"shuffled weights need N % 16 == 0 and K % 64 == 0; got N={n}, K={k}")
-            shape = (-(-n // 256) * 256, -(-(k // BLOCK) // 8) * 8)
-            why = "shuffled scales are padded to 256 rows and 8 columns"
-        checks.require_operand("w_scale", w_scale, _SCALES, shape, why)
+        _require_w_scale(w_scale, n, k, shuffled)
         checks.require_torch_dtype("out_dtype", out_dtype)
         return cls(m, n, k, shuffled, out_dtype, xq.device, bf16)
+
+    @classmethod
+    def of_floats(
+        cls, x: checks.Described, wq: checks.Described, w_scale: checks.Described, *, shuffled: bool = False
+    ) -> Problem:
+        """Return the problem whose X is to be quantised; raises GuardError for operands that are malformed."""
+        checks.require_tensor(x=x, wq=wq, w_scale=w_scale)
+        checks.require_rank("x", x, 2, "[M, K]")
+        checks.require_dtype("x", x, tuple(FLOATS))
+        checks.require_rank("wq", wq, 2, "[N, K/2]")
+        checks.require_last_multiple("x", x, BLOCK)
+        m, n, k = x.shape[0], wq.shape[0], x.shape[1]
+        checks.require_operand("wq", wq, PAYLOADS, (n, k // 2), "its K is that of x")
+        _require_w_scale(w_scale, n, k, shuffled)
+        return cls(m, n, k, shuffled, torch.bfloat16, x.device)
+
+
+def _require_w_scale(w_scale: checks.Described, n: int, k: int, shuffled: bool) -> None:
+    shape, why = (n, k // BLOCK), f"one byte per {BLOCK} elements of wq"
+    if shuffled:
+        if n % 16 or k % 64:
+            raise GuardError(f"shuffled weights need N % 16 == 0 and K % 64 == 0; got N={n}, K={k}")
+        shape = (-(-n // 256) * 256, -(-(k // BLOCK) // 8) * 8)
+        why = "shuffled scales are padded to 256 rows and 8 columns"
+    checks.require_operand("w_scale", w_scale, _SCALES, shape, why)
 
 
 def launch(

@@ -81,10 +81,6 @@ def _fp8_blocks(tokens: int, hidden: int, inner: int, experts: int, top_k: int) 
     )
 
 
-def _quantised(m: int, n: int, k: int) -> tuple[Call, Call]:
-    return Call("mxfp4_quantize", f"{m},{k}", "mall"), Call("mxfp4_linear", f"{m},{n},{k}")
-
-
 def _sparse(keys: int) -> tuple[Call, ...]:
     return (
         Call("sparse_block_scores", f"1,{keys},4,128"), Call("sparse_topk_blocks", f"1,{keys},4", "mall"),
@@ -104,7 +100,7 @@ CELLS = (
         for tokens, us, goal in ((1, 27.0, 0.65), (16, 181.5, 0.95), (64, 351.0, 0.95))
     ),
     *(
-        Cell(_quantised(m, n, k), us, _CONTEST, 0.5)
+        Cell((Call("quantize_mxfp4_linear", f"{m},{n},{k}"),), us, _CONTEST, 0.5)
         for m, n, k, us in (
             (4, 2880, 512, 8.2), (16, 2112, 7168, 20.9), (32, 4096, 512, 9.5), (64, 7168, 2048, 12.7),
             (256, 3072, 1536, 12.2),

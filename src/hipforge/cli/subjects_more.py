@@ -44,6 +44,14 @@ def _mxfp4_linear(m: int, n: int, k: int) -> Call:
     return partial(hipforge.mxfp4_linear, *operands)
 
 
+def _quantize_mxfp4_linear(m: int, n: int, k: int) -> Call:
+    from hipforge.ops.fused_linear import quantize_mxfp4_linear
+    from hipforge.ops.reference import quantize_mxfp4
+
+    w = quantize_mxfp4(normal(n, k, seed=1, scale=0.1))
+    return partial(quantize_mxfp4_linear, normal(m, k, seed=0, scale=0.5), *w)
+
+
 def _router_gemm(m: int, n: int, k: int) -> Call:
     return partial(hipforge.router_gemm, normal(m, k, seed=0), normal(n, k, seed=1))
 
@@ -132,6 +140,7 @@ def _fused_moe(tokens: int, n: int, k: int, experts: int, top_k: int) -> Call:
 
 MORE: dict[str, Subject] = {
     "mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_linear),
+    "quantize_mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _quantize_mxfp4_linear),
     "fused_moe_mxfp8": Subject(("M", "N", "K", "E", "TOPK"), (4, 384, 1024, 8, 2), _fused_moe),
     "mxfp8_quantize": Subject(ROWS, (32, 6144), _quantise("mxfp8_quantize")),
     "mxfp4_quantize": Subject(ROWS, (32, 6144), _quantise("mxfp4_quantize")),
