@@ -252,6 +252,7 @@ SMALL = {
     "mxfp8_gemm": (80, 256, 512),
     "mxfp8_linear": (2, 256, 1024),
     "mxfp4_linear": (4, 256, 512),
+    "quantize_mxfp4_linear": (4, 256, 512),
     "mxfp8_quantize": (4, 1024),
     "mxfp4_quantize": (4, 1024),
     "rms_norm": (4, 2048),

@@ -474,6 +474,7 @@ SMALL_SHAPES = {
     "fp8_gemm": "2,16,64",
     "fp8_linear": "2,16,64",
     "mxfp4_linear": "2,16,128",
+    "quantize_mxfp4_linear": "2,16,128",
     "fused_moe_mxfp8": "2,64,128,2,1",
     "fused_moe_fp8": "2,64,128,2,1",
     "fused_moe_mxfp4": "2,64,128,2,1",

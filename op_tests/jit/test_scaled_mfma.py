@@ -229,6 +229,7 @@ SCALED = (
     ("module_mxfp8_gemm_mfma", {"HF_N_SUB": 4}),
     ("module_mxfp8_grouped_gemm_split", {"HF_ROWS": 16}),
     ("module_mxfp4_gemm", {"HF_M_SUB": 1, "HF_N_SUB": 1}),
+    ("module_mxfp4_gemm_made", {"HF_INPUT": "bf16", "HF_M_SUB": 2}),
     ("module_decode_attention_fp8", {"HF_HEAD_DIM": 128, "HF_INPUT": "bf16", "HF_BLOCK_N": 16}),
 )
 UNSCALED = ("module_fp8_skinny_gemm_queue", {"HF_TILE": 16124})
