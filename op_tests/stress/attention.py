@@ -105,6 +105,16 @@ def make_plain(rng: Rng) -> Arguments:
     }  # fmt: skip
 
 
+def make_past_tables(rng: Rng) -> Arguments:
+    """A window over sequences that are longer than their pages."""
+    given = make_plain(rng)
+    while (tables := given["block_tables"]) is None or tables.dim() == 3 or "cu_seqlens_q" in given:
+        given = make_plain(rng)
+    held = given["k_cache"].shape[1] * tables.shape[1]
+    lengths = rng.numbers.integers(held, held + 60, len(tables)).astype(np.int32)
+    return {**given, "seqlens": torch.from_numpy(lengths), "causal": True, "window": rng.pick((1, 5, 16))}
+
+
 def _rows(cache: Array, tables: Array | None) -> Array:
     """Each sequence's rows [B, keys, heads, D]; a page outside the cache is NaN, as nothing may read it."""
     if tables is None:
@@ -565,6 +575,7 @@ ROPE_WRITES = (
     "q", "q_out", "k_cache", "v_cache", "k_scale_shift", "v_scale_shift", "index_q", "index_q_out", "index_cache",
 )  # fmt: skip
 OPS = (
+    Op("decode_attention_fp8", make_past_tables, judge_plain, writes=WRITES, mistake=configured),
     Op("decode_attention_fp8", make_plain, judge_plain, writes=WRITES, mistake=configured),
     Op("decode_attention_splitk", make_packed, judge_packed, writes=WRITES, mistake=configured),
     Op(

@@ -195,7 +195,7 @@ def spoilt(rng: Rng, given: Arguments, op: Op) -> Arguments:
     changed, fixed = dict(given), op.fixed
     outputs = [name for name in op.writes if isinstance(changed.get(name), torch.Tensor)]
     flags = [name for name, value in given.items() if isinstance(value, bool) and name not in fixed]
-    if outputs and flags and rng.chance(0.1):
+    if outputs and flags and rng.chance(0.25):
         return {**given, rng.pick(flags): Untrue()}
     for _ in range(rng.pick((1, 1, 1, 2, 3))):
         name = rng.pick([key for key in changed if key not in fixed])

@@ -266,6 +266,7 @@ def static_complaint(y: Span, judged: Array, q: torch.Tensor, scale: torch.Tenso
         z = y.times(inverse).widened(4 * F32, 1e-40)
         limit = FP8_MAX[own_fp8()] if fp8_max is None else float(fp8_max)
         codes = z.map(lambda x: np.clip(x, -limit, limit)).rounded(own_fp8())
+        judged = judged & ~(np.isinf(inverse) & (y.low <= 0) & (y.high >= 0))  # 0 times infinity
     return codes.complaint("q", values(q), judged)
 
 
