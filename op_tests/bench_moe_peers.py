@@ -7,7 +7,8 @@ and up with the activation, stage two the product with the routing weights; sort
 sum over choices are in neither. Routing is uniform with a fixed seed; ``distinct`` is the number of experts reached.
 
 ``--waves`` shows what the default number of waves was chosen on, ``--groups`` how many work-groups share a K,
-``--columns`` how many columns of a short K a work-group streams.
+``--columns`` how many columns of a short K a work-group streams, ``--fused`` what SwiGLU in the first product's launch
+gains over one of its own, for fp8 with scales per 128 x 128.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from helpers.bench import TO_CSV, table_of, write_csv
 from hipforge.cli.output import console
 from hipforge.emulator.timing import Capture, estimate
 from hipforge.emulator.timing.machines import MI355X
+from hipforge.ops import fp8_grouped_gemm as fp8
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
 from hipforge.ops.moe_gate_up import GROUPS, grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_workspace
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, stream, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
+from hipforge.ops.reference.fp8 import Scales
+from hipforge.ops.swiglu_fp8 import swiglu_fp8_dynamic
 from hipforge.tuning.grouped import route
 
 FILE = "moe_mxfp8_peers_gfx950.csv"
@@ -60,12 +64,17 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)  # pages that are never written take no memory; times do not depend on values
 
 
-def kernel_us(call: Callable[[], object]) -> float:
-    """Return the modelled time of the launches of a call, with operands in HBM."""
+def replay_us(call: Callable[[], object], figure: str = "replay_us") -> float:
+    """Return the modelled interval of the launches of a call in a graph, with operands in HBM."""
     capture = Capture()
     with capture.recording():
         call()
-    return estimate(capture, MI355X, "cold").kernel_us
+    return float(getattr(estimate(capture, MI355X, "cold"), figure))
+
+
+def kernel_us(call: Callable[[], object]) -> float:
+    """Return the modelled time of the launches of a call, with operands in HBM."""
+    return replay_us(call, "kernel_us")
 
 
 def routed(tokens: int, top_k: int, experts: int) -> tuple[SortedSlots, int]:
@@ -162,10 +171,46 @@ def by_columns(cell: tuple[int, int]) -> dict[str, float]:
     return {"split": split} | {f"{columns} columns": time(stream.choice(columns)) for columns in (128, 256, 512)}
 
 
+# (tokens, inner size, hidden size, experts, choices): Qwen3-235B-A22B at TP 8, 4 and 1, DeepSeek-V3 at TP 8.
+FUSED_CELLS = (
+    (1, 192, 4096, 128, 8), (1, 384, 4096, 128, 8), (1, 1536, 4096, 128, 8), (1, 256, 7168, 256, 8),
+    (4, 384, 4096, 128, 8), (16, 192, 4096, 128, 8), (16, 384, 4096, 128, 8), (16, 256, 7168, 256, 8),
+    (64, 192, 4096, 128, 8), (64, 384, 4096, 128, 8), (64, 256, 7168, 256, 8),
+)  # fmt: skip
+
+
+def by_fusing(cell: tuple[int, int, int, int, int]) -> dict[str, float]:
+    """Return microseconds of gate and up with SwiGLU, replayed: in two launches, and in one by its split of K."""
+    tokens, inner, width, experts, top_k = cell
+    slots, (index, distinct), kind = tokens * top_k, routed(tokens, top_k, experts), Scales.BLOCKS
+    f8, f32 = torch.float8_e4m3fn, torch.float32
+    hidden = _zeros(tokens, width, dtype=f8), _zeros(tokens, -(-width // 128), dtype=f32)
+    w_scale = _zeros(experts, -(-2 * inner // 128), -(-width // 128), dtype=f32)
+    operands = *hidden, _zeros(experts, 2 * inner, width, dtype=f8), w_scale, *index
+    out = _zeros(slots, inner, dtype=f8), _zeros(slots, -(-inner // 128), dtype=f32)
+    sizes = experts, 2 * inner, width, slots, tokens, top_k, DEFAULT_BLOCK_M
+
+    def two_launches() -> object:
+        counts = slots, DEFAULT_BLOCK_M, top_k
+        product = fp8.grouped_fp8_linear(*operands, *counts, uncovered="undefined")
+        return swiglu_fp8_dynamic(product, out_format="blocks")
+
+    def time(parts: int, groups: int) -> float:
+        workspace = split_workspace(slots, 2 * inner, groups, torch.device("cpu"), kind.block)
+        activation = 1.0, 0.0, float("inf"), False
+        launch = None, *sizes, *activation, int(kind), workspace, 16, parts, groups
+        return replay_us(lambda: fp8.fp8_gate_up_out(*out, *operands, *launch))
+
+    splits = {"1, 1": (1, 1), "1, 2": (1, 2), "2, 2": (2, 2), "2, 4": (2, 4)}
+    times = {name: time(*split) for name, split in splits.items()}
+    return {"blocks": inner // 32 * distinct, "two launches": replay_us(two_launches)} | times
+
+
 TABLES: dict[str, tuple[str, Callable[..., dict[str, float]], tuple[tuple[int, ...], ...]]] = {
     "waves": ("tokens, N, K, E, top_k", by_waves, WAVE_CELLS),
     "groups": ("tokens, inner, E, top_k", by_groups, GROUP_CELLS),
     "columns": ("tokens, inner", by_columns, COLUMN_CELLS),
+    "fused": ("tokens, inner, hidden, E, top_k", by_fusing, FUSED_CELLS),
 }
 
 
@@ -175,22 +220,22 @@ TABLES: dict[str, tuple[str, Callable[..., dict[str, float]], tuple[tuple[int, .
 @click.option("--waves", is_flag=True, help="Times by waves for each 16 columns instead.")
 @click.option("--groups", is_flag=True, help="Times by the work-groups that share the K of a block instead.")
 @click.option("--columns", is_flag=True, help="Times by the columns that a work-group streams instead.")
+@click.option("--fused", is_flag=True, help="Times of fp8 gate and up with SwiGLU, in one launch and two, instead.")
 @TO_CSV
-def main(
-    published: Path | None, max_tokens: int, waves: bool, groups: bool, columns: bool, csv_path: Path | None
-) -> None:
+def main(published: Path | None, max_tokens: int, csv_path: Path | None, **tables: bool) -> None:
     """Print modelled times, beside published ones, or by a parameter; the last line is a JSON object."""
-    if waves + groups + columns > 1:
-        raise click.UsageError("--waves and --groups and --columns are separate tables: give one of them")
-    if waves or groups or columns:
-        heading, by, cells = TABLES["waves" if waves else "groups" if groups else "columns"]
+    asked = [name for name, given in tables.items() if given]
+    if len(asked) > 1:
+        raise click.UsageError("--waves, --groups, --columns and --fused are separate tables: give one of them")
+    if asked:
+        heading, by, cells = TABLES[asked[0]]
         found = {" ".join(map(str, cell)): by(cell) for cell in cells}
         console().print(table_of([{heading: name, **times} for name, times in found.items()], "modelled microseconds"))
         click.echo(json.dumps({"version": MI355X.version, "kernel_us": found}))
         return
     if published is None:
         raise click.UsageError(
-            f"--published is missing: the folder that holds {FILE}, or --waves, --groups or --columns"
+            f"--published is missing: the folder that holds {FILE}, or --waves, --groups, --columns or --fused"
         )
     with (published / FILE).open(newline="") as file:
         rows = [compared(row) for row in csv.DictReader(file) if int(row["tokens"]) <= max_tokens]

@@ -16,41 +16,74 @@ per tensor, row   one element, [M_act],           [E], [E, 1], [E, N] or [E, N, 
 Sums, scales and NaN are those of :func:`hipforge.fp8_gemm`; then the bias is added and the slot's weight multiplied,
 in float32, and the result is rounded once to bfloat16. The kernel reads rows of a multiple of 16 bytes: another K is
 for torch.
+
+:func:`grouped_swiglu_fp8` is the first product of a layer with SwiGLU and quantisation. With scales of blocks and few
+slots they are in the product's launch: it takes 32 results of an expert's slots in each work-group, and the four whose
+results share a scale meet (``csrc/mxfp8_grouped_gemm/amd/gate_up_kernel.h``). A scale per row needs the largest of all
+of a slot's results, which many more of them have: there the activation is a launch of its own.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from hipforge.ops.core import checks
-from hipforge.ops.core.dispatch import Accepted
+from hipforge import devices
+from hipforge.errors import GuardError
+from hipforge.ops.core import checks, invariance
+from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.family import Family
+from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import Configuration, kernel_table
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.outputs import new_or_given_fp8, new_or_given_mxfp8
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tuned import NEXT, Column, gemm_shape
 from hipforge.ops.moe_align import moe_align_block_size
+from hipforge.ops.moe_gate_up import (
+    LEAST_SHARED_STEPS,
+    GateUp,
+    Pair,
+    split_configuration,
+    split_workspace,
+    with_activation,
+)
+from hipforge.ops.moe_gate_up import run as run_gate_up
+from hipforge.ops.mxfp8_gemm.raw import K_STEP
 from hipforge.ops.mxfp8_grouped_gemm import family as mx
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, ROUTED, Operands, by_expert
+from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED, Operands, by_expert
 from hipforge.ops.reference.e8m0 import product_dtype
-from hipforge.ops.reference.fp8 import Scales, fp8_mm, quantize_fp8_rows, scales_of
+from hipforge.ops.reference.fp8 import (
+    Scales,
+    fp8_mm,
+    quantize_fp8_blocks,
+    quantize_fp8_rows,
+    quantize_fp8_weights,
+    scales_of,
+)
+from hipforge.ops.swiglu_fp8 import check_activation, swiglu_fp8_dynamic, swiglu_mxfp8
 
-PUBLIC = ("grouped_fp8_linear", "grouped_gemm_fp8")
+PUBLIC = ("grouped_fp8_linear", "grouped_gemm_fp8", "grouped_swiglu_fp8")
 EXAMPLES = {
     "grouped_fp8_linear": "M=4,N=1536,K=4096,E=8,TOPK=2",
     "grouped_gemm_fp8": "M=4,N=1536,K=4096,E=8,TOPK=2",
+    "grouped_swiglu_fp8": "M=4,N=1536,K=4096,E=8,TOPK=2",
 }
 
-KERNEL = "fp8_grouped_split"
+KERNEL, GATE_UP_KERNEL = "fp8_grouped_split", "fp8_gate_up"
 _ROW_BYTES = 16
+# Of gate and up with SwiGLU in one launch (python op_tests/bench_moe_peers.py --fused): slots, and on gfx942 blocks of
+# 32 results for each compute unit. Its waves scale and add each product, so that full compute units do not gain.
+MOST_FUSED_SLOTS = 512
+MOST_FNUZ_ROUNDS = 2
 
 fp8_grouped_split_out = stub(
     "fp8_grouped_split_out",
@@ -58,6 +91,15 @@ fp8_grouped_split_out = stub(
     f"out, {OPERANDS}; {ROUTED}; scales, rows, waves, columns: int",
     "Write the rows of ``out`` that tiles in use cover; K a multiple of 16; ``scales`` as in ``Scales``.",
     variant={"HF_ROWS": "rows", "HF_SCALES": "scales"},
+)
+
+fp8_gate_up_out = stub(
+    "fp8_gate_up_out",
+    "module_fp8_grouped_gemm_gate_up",
+    f"{GATE_UP}; scales: int; workspace: Tensor?; rows, parts, groups: int",
+    "Write the rows of ``out`` and ``out_scales`` that tiles in use cover: SwiGLU of the product, quantised.",
+    variant={"HF_ROWS": "rows", "HF_SCALES": "scales"},
+    mutates=("out", "out_scales", "workspace"),
 )
 
 
@@ -135,13 +177,23 @@ def grouped_mm(parts: Operands) -> torch.Tensor:
 
 
 def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> functools.partial[Any]:
-    """Return a call of an op, with a scale per row, for ``hipforge profile``."""
-    x, w = torch.randn(tokens, k), torch.randn(experts * n, k) * 0.1
-    (a_q, a_scale), (w_q, w_scale) = (quantize_fp8_rows(part, fp8_dtypes("cpu")[0]) for part in (x, w))
-    ids = torch.rand(tokens, experts).topk(top_k, dim=1).indices.int()
+    """Return a call of an op for ``hipforge profile``, with a scale per row, or per 128 x 128 for gate and up."""
+    own, x = fp8_dtypes("cpu")[0], torch.randn(tokens, k)
+    routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))  # as of the grouped MX-FP8 GEMM
+    ids = routing.topk(top_k, dim=1).indices.int()
     slots = moe_align_block_size(ids, 64, experts)
-    function: Any = {"grouped_gemm_fp8": grouped_gemm_fp8, "grouped_fp8_linear": grouped_fp8_linear}[op]
-    weights = w_q.view(experts, n, k), w_scale.view(experts, n)
+    weights: tuple[torch.Tensor, ...]
+    if op == "grouped_swiglu_fp8":
+        a_q, a_scale = quantize_fp8_blocks(x, own)
+        # All experts have one weight: making those of hundreds takes minutes.
+        one = quantize_fp8_weights(torch.randn(n, k) * 0.1, own)
+        weights = tuple(part.expand(experts, -1, -1).contiguous() for part in one)
+        function: Any = grouped_swiglu_fp8
+    else:
+        a_q, a_scale = quantize_fp8_rows(x, own)
+        w_q, w_scale = quantize_fp8_rows(torch.randn(experts * n, k) * 0.1, own)
+        weights = w_q.view(experts, n, k), w_scale.view(experts, n)
+        function = {"grouped_gemm_fp8": grouped_gemm_fp8, "grouped_fp8_linear": grouped_fp8_linear}[op]
     counts: dict[str, Any] = {"num_valid_tokens": tokens * top_k, "block_m": 64, "a_div": top_k}
     return functools.partial(function, a_q, a_scale, *weights, *slots, **counts)
 
@@ -243,3 +295,162 @@ def grouped_fp8_linear(
     indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
     parts = Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, mul_weight_by, bias)
     return _run(taken, parts, out, uncovered)
+
+
+# SwiGLU with its quantisation as a launch of its own, by the kind of scales of its result.
+_ACTIVATED: dict[Scales, Callable[..., Pair]] = {
+    Scales.ONCE: swiglu_fp8_dynamic,
+    Scales.BLOCKS: functools.partial(swiglu_fp8_dynamic, out_format="blocks"),
+    Scales.BLOCKS_E8M0: functools.partial(swiglu_fp8_dynamic, out_format="blocks", e8m0=True),
+    Scales.MX_SHARED: swiglu_mxfp8,
+}
+
+
+def _kind_of_result(scales: Scales, out_format: str | None) -> Scales:
+    """Return the kind of scales of gate and up's result, for operands of a kind."""
+    if out_format is None:
+        return scales
+    checks.require_choice("out_format", out_format, ("rows", "blocks", "mx"))
+    if out_format == "blocks":
+        return Scales.BLOCKS if scales in (Scales.ONCE, Scales.BLOCKS) else Scales.BLOCKS_E8M0
+    return Scales.ONCE if out_format == "rows" else Scales.MX_SHARED
+
+
+def _new_of_kind(kind: Scales, a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> Pair:
+    shape = num_valid_tokens, w.shape[1] // 2
+    if kind is Scales.MX_SHARED:
+        return new_or_given_mxfp8(a_q, shape)
+    return new_or_given_fp8(a_q, shape, "rows" if kind is Scales.ONCE else "blocks", kind is Scales.BLOCKS_E8M0)
+
+
+def _new_gate_up(
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    num_valid_tokens: int,
+    out_format: str | None,
+) -> Pair:
+    (m, k), (experts, n, _) = a_q.shape, w.shape
+    kind = _kind_of_result(scales_of(m, n, k, a_scale, w_scale, experts), out_format)
+    return _new_of_kind(kind, a_q, w, num_valid_tokens)
+
+
+def gate_up_split_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> tuple[int, int]:
+    """Return in how many parts a work-group takes K, and how many share a K, where those of four blocks meet.
+
+    They meet anyway, so that two share a K in every case: smaller work-groups leave fewer compute units idle at the
+    end. Where each finds a compute unit of its own, it has eight waves, and four share a K where there are enough.
+    """
+    blocks = n // (2 * BLOCK) * min(slots, experts)
+    if -(-k // K_STEP) >= LEAST_SHARED_STEPS and 2 * blocks <= cu_count:
+        return 2, 4 if 4 * blocks <= cu_count else 2
+    return 1, 2
+
+
+def _gate_up_configuration(taken: Accepted, experts: int, n: int, k: int) -> Configuration | str:
+    slots = taken.problem.slots
+    if invariance.STATE.on:
+        return "batch_invariant: its sums are those of one order for every batch"
+    if slots > MOST_FUSED_SLOTS:
+        return f"more than {MOST_FUSED_SLOTS} slots gain nothing by one; got {slots}"
+    cu_count, blocks = devices.current().cu_count(), n // (2 * BLOCK) * min(slots, experts)
+    if taken.problem.fnuz and blocks > MOST_FNUZ_ROUNDS * cu_count:
+        return f"{blocks} blocks of 32 results are more than {MOST_FNUZ_ROUNDS} for each compute unit"
+    if taken.problem.scales is Scales.MX_SHARED:
+        return split_configuration(taken, experts, n, k)
+    parts, groups = gate_up_split_of(slots, experts, n, k, cu_count)
+    return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
+
+
+def _launch_gate_up(
+    scales: Scales, out: torch.Tensor, out_scales: torch.Tensor, *given: Any, rows: int, parts: int, groups: int
+) -> None:
+    workspace = split_workspace(out.shape[0], 2 * out.shape[1], groups, out.device, scales.block)
+    fp8_gate_up_out(out, out_scales, *given, int(scales), workspace, rows, parts, groups)
+
+
+_FUSED: dict[Scales, dict[str, GateUp]] = {
+    scales: {KERNEL: GateUp(GATE_UP_KERNEL, _gate_up_configuration, functools.partial(_launch_gate_up, scales))}
+    for scales in Scales
+    if scales is not Scales.ONCE  # whose results share a scale with those of many work-groups
+}
+
+
+def _plan_gate_up(
+    w: torch.Tensor, alpha: float, beta: float, limit: float | None, out_format: str | None = None, **given: Any
+) -> Decision:
+    decision = FAMILY.plan_total(w=w, **given)
+    if w.shape[1] % 2:
+        raise GuardError(f"w must hold gate and up, an even number of rows for each expert; got shape {tuple(w.shape)}")
+    check_activation(alpha, beta, limit)
+    kind = _kind_of_result(Scales.ONCE, out_format)  # refuses a format that does not exist
+    taken = decision.accepted
+    if taken is None or taken.path != "kernel":
+        return decision
+    kind = _kind_of_result(taken.problem.scales, out_format)
+    return with_activation(decision, _FUSED[kind], w) if kind is taken.problem.scales and kind in _FUSED else decision
+
+
+@operator(_plan_gate_up, fake=_new_gate_up)
+@documented_like(grouped_fp8_linear)
+def grouped_swiglu_fp8(
+    taken: Accepted,
+    a_q: torch.Tensor,
+    a_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    sorted_token_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_tokens_post_padded: torch.Tensor,
+    num_valid_tokens: int,
+    block_m: int,
+    a_div: int,
+    *,
+    bias: torch.Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    limit: float | None = None,
+    interleaved: bool = False,
+    out_format: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return SwiGLU of :func:`hipforge.grouped_fp8_linear`'s gate and up in fp8: what a layer's second product takes.
+
+    It is what :func:`hipforge.swiglu_fp8_dynamic`, or of scales of 32 x 32 blocks :func:`hipforge.swiglu_mxfp8`, makes
+    of that product: in its launch where few slots are multiplied under scales of blocks, and else in a launch of its
+    own. Gate and up are rounded to bfloat16 on either path.
+
+    Args:
+        w: weights [E, 2 d, K].
+        bias: float32 [E, 2 d], in the order of ``w``'s rows.
+        alpha: of SwiGLU, as the next three.
+        beta: added to up.
+        limit: where gate and up are clamped, or None.
+        interleaved: even rows of ``w`` are the gate's, odd ones up's.
+        out_format: scales of the result: ``rows``, ``blocks`` (of 128, float32 or e8m0 as the operands' are) or ``mx``
+            (e8m0 of 32, d a multiple of 32). By default of the operands' kind, which operands of a single block leave
+            open.
+
+    Returns:
+        ``(q, scales)``: [num_valid_tokens, d] in the device's e4m3, and float32 [num_valid_tokens], float32 or uint8
+        [num_valid_tokens, ceil(d / 128)], or uint8 [num_valid_tokens, d / 32]; rows that no tile covers are undefined.
+
+    Example:
+        >>> import torch, hipforge
+        >>> x, x_scale = hipforge.fp8_quant_blocks(torch.ones(2, 256))
+        >>> w, w_scale = (part.unflatten(0, (2, 64)) for part in hipforge.fp8_quant_blocks(torch.ones(128, 256)))
+        >>> slots = hipforge.moe_align_block_size(torch.tensor([[1], [0]], dtype=torch.int32), 16, 2)
+        >>> q, scales = hipforge.grouped_swiglu_fp8(x, x_scale, w, w_scale[:, :1], *slots, 2, 16, 1)
+        >>> (q.float() * scales)[:, 0].tolist()
+        [65536.0, 65536.0]
+    """
+    indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens
+    parts = Operands(a_q, a_scale, w, w_scale, *indices, block_m, a_div, bias=bias)
+    if taken.path == "kernel":
+        scales = taken.problem.scales
+    else:
+        scales = scales_of(a_q.shape[0], w.shape[1], w.shape[2], a_scale, w_scale, w.shape[0])
+    kind = _kind_of_result(scales, out_format)
+    activation = alpha, beta, limit, interleaved
+    new = functools.partial(_new_of_kind, kind)
+    return run_gate_up(taken, _FUSED.get(kind, {}), grouped_fp8_linear, parts, activation, _ACTIVATED[kind], new)

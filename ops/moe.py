@@ -24,7 +24,7 @@ from hipforge.ops.core.arguments import has_memory, is_same_view, naming_argumen
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear
+from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear, grouped_swiglu_fp8
 from hipforge.ops.fp8_quant import QUANTISERS
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 from hipforge.ops.moe_combine import moe_combine
@@ -36,7 +36,7 @@ from hipforge.ops.mxfp8_gemm.family import SCALES, has_fnuz
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.reference import quantize_mxfp4
 from hipforge.ops.reference.fp8 import Scales, quantize_fp8_rows, weight_kinds_of
-from hipforge.ops.swiglu_fp8 import check_activation, swiglu_fp8_dynamic, swiglu_mxfp8
+from hipforge.ops.swiglu_fp8 import check_activation
 
 PUBLIC = ("fused_moe_fp8", "fused_moe_mxfp4", "fused_moe_mxfp8")
 EXAMPLES = {
@@ -306,8 +306,8 @@ def fused_moe_fp8(
     Both weights have scales of one kind of :mod:`hipforge.ops.fp8_grouped_gemm`, and activations get scales of the
     same kind: per row where a weight has one scale per row or expert (:func:`hipforge.fp8_quant_rows`), per 128 or 32
     elements where it has blocks. Each GEMM accumulates in float32, adds its bias there and rounds once to bfloat16;
-    SwiGLU and the quantisation of its result are one launch (:func:`hipforge.swiglu_fp8_dynamic`, for 32 x 32 blocks
-    :func:`hipforge.swiglu_mxfp8`). The sum and the routing weights are those of :func:`hipforge.fused_moe_mxfp8`.
+    SwiGLU and the quantisation of its result are :func:`hipforge.grouped_swiglu_fp8`'s, in the first GEMM's launch or
+    in one of their own. The sum and the routing weights are those of :func:`hipforge.fused_moe_mxfp8`.
 
     Args:
         hidden: bfloat16, float16 or float32 [T, H]; with ``hidden_scale`` e4m3 elements, as
@@ -357,11 +357,10 @@ def fused_moe_fp8(
     activation: dict[str, Any] = {"alpha": alpha, "beta": beta, "limit": limit, "interleaved": interleaved}
     if hidden_scale is None:
         hidden, hidden_scale = QUANTISERS[kind](packed(hidden))
-    gate_up = grouped_fp8_linear(
+    inner_q, inner_scale = grouped_swiglu_fp8(
         hidden, hidden_scale, w1, w1_scale, *routing.aligned, routing.slots, block_m, routing.top_k, bias=w1_bias,
-        uncovered="undefined",
+        out_format=_FORMATS[kind], **activation,
     )  # fmt: skip
-    inner_q, inner_scale = _ACTIVATED[kind](gate_up, **activation)
     down = grouped_fp8_linear(
         inner_q, inner_scale, w2, w2_scale, *routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,
         uncovered="undefined",
@@ -369,13 +368,8 @@ def fused_moe_fp8(
     return routing.combined(down, out)
 
 
-# The quantised activation out of gate and up, for weights of each kind of scales.
-_ACTIVATED: dict[Scales, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
-    Scales.ONCE: swiglu_fp8_dynamic,
-    Scales.BLOCKS: functools.partial(swiglu_fp8_dynamic, out_format="blocks"),
-    Scales.BLOCKS_E8M0: functools.partial(swiglu_fp8_dynamic, out_format="blocks", e8m0=True),
-    Scales.MX_SHARED: swiglu_mxfp8,
-}
+# What grouped_swiglu_fp8 makes for weights of each kind of scales.
+_FORMATS = {Scales.ONCE: "rows", Scales.BLOCKS: "blocks", Scales.BLOCKS_E8M0: "blocks", Scales.MX_SHARED: "mx"}
 
 
 @dataclass(frozen=True)

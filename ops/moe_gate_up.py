@@ -52,15 +52,17 @@ def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: i
     return (1 if blocks >= cu_count else 2), 1
 
 
-def split_workspace(slots: int, n: int, groups: int, device: torch.device) -> torch.Tensor | None:
-    """Return the workspace for sums and counters of work-groups that share K; None where there is one.
+def split_workspace(slots: int, n: int, groups: int, device: torch.device, block: int = BLOCK) -> torch.Tensor | None:
+    """Return the workspace for sums and counters of work-groups that meet; None where one does all.
 
-    Its contents mean nothing before and after a launch, and no other launch may use it at the same time.
+    Those meet that share K or have some of ``block`` results with one scale. Its contents mean nothing before and after
+    a launch, and no other launch may use it at the same time.
     """
-    if groups < 2:
+    meet = groups * (block // BLOCK)
+    if meet < 2:
         return None
-    meetings = 2 * (groups - 1) * (n // (2 * BLOCK))  # float32 of 64-bit words
-    return torch.empty(slots * (groups * n + meetings), dtype=torch.float32, device=device)
+    each = meet * 2 * BLOCK + 2 * (meet - 1)  # the latter are 64-bit words
+    return torch.empty(slots * -(-n // (2 * block)) * each, dtype=torch.float32, device=device)
 
 
 mxfp8_gate_up_out = stub(
@@ -100,12 +102,13 @@ class GateUp:
 
     Attributes:
         name: which ``explain`` shows.
-        configuration: (the grouped GEMM's accepted path, E, N, K) -> its own.
+        configuration: (the grouped GEMM's accepted path, E, N, K) -> its own, or why the activation is a launch of
+            its own.
         launch: (q, scales, the entries' operands and activation, configuration by name) -> None.
     """
 
     name: str
-    configuration: Callable[[Accepted, int, int, int], Configuration]
+    configuration: Callable[[Accepted, int, int, int], Configuration | str]
     launch: Callable[..., None]
 
 
@@ -117,9 +120,7 @@ FUSED = {
 """By the name of the grouped GEMM's kernel; where it has none, the activation is a launch of its own."""
 
 
-def planned(
-    total: Callable[..., Decision], fused: Mapping[str, GateUp], packing: int = 1
-) -> Callable[..., Decision]:
+def planned(total: Callable[..., Decision], fused: Mapping[str, GateUp], packing: int = 1) -> Callable[..., Decision]:
     """Return what plans an op: the grouped GEMM's decision, with the epilogue where a kernel has one.
 
     Args:
@@ -129,21 +130,30 @@ def planned(
     """
 
     def plan(w: torch.Tensor, **given: Any) -> Decision:
-        decision = total(w=w, **given)
-        taken = decision.accepted
-        experts, n, k = w.shape
-        own = None if taken is None else fused.get(taken.kernel)
-        if taken is None or own is None or n % (2 * BLOCK):
-            return decision
-        configuration = MappingProxyType(own.configuration(taken, experts, n, packing * k))
-        return replace(decision, accepted=replace(taken, kernel=own.name, configuration=configuration))
+        return with_activation(total(w=w, **given), fused, w, packing)
 
     return plan
+
+
+def with_activation(decision: Decision, fused: Mapping[str, GateUp], w: torch.Tensor, packing: int = 1) -> Decision:
+    """Return the grouped GEMM's decision with the epilogue of gate and up, where its kernel has one that applies."""
+    taken = decision.accepted
+    experts, n, k = w.shape
+    own = None if taken is None else fused.get(taken.kernel)
+    if taken is None or own is None or n % (2 * BLOCK):
+        return decision
+    found = own.configuration(taken, experts, n, packing * k)
+    if isinstance(found, str):
+        return replace(decision, accepted=replace(taken, reason=f"{taken.reason}; SwiGLU is another launch: {found}"))
+    return replace(decision, accepted=replace(taken, kernel=own.name, configuration=MappingProxyType(found)))
 
 
 def new_gate_up(a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return memory for the elements and scales of gate and up, w's rows."""
     return new_or_given_mxfp8(a_q, (num_valid_tokens, w.shape[1] // 2))
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def run(
@@ -152,8 +162,10 @@ def run(
     linear: Callable[..., torch.Tensor],
     parts: Operands,
     activation: tuple[float, float, float | None, bool],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return SwiGLU of ``linear``'s product in MX-FP8: by the kernel that was decided, or in a launch of its own.
+    activated: Callable[..., Pair] = swiglu_mxfp8,
+    new: Callable[[torch.Tensor, torch.Tensor, int], Pair] = new_gate_up,
+) -> Pair:
+    """Return SwiGLU of ``linear``'s product, quantised: by the kernel that was decided, or in a launch of its own.
 
     Args:
         taken: the path that :func:`planned` decided.
@@ -161,14 +173,16 @@ def run(
         linear: the grouped GEMM for every call.
         parts: its operands.
         activation: alpha, beta, limit and whether gate and up are interleaved.
+        activated: the launch of its own, (gate and up, activation) -> elements and scales.
+        new: (activations, weights, slots) -> memory for both.
     """
     alpha, beta, limit, interleaved = activation
     own = next((one for one in fused.values() if one.name == taken.kernel), None)
     if own is None:
         counts = parts.num_valid_tokens, parts.block_m, parts.a_div
         gate_up = linear(*parts.tensors, *counts, bias=parts.bias, uncovered="undefined")
-        return swiglu_mxfp8(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
-    q, scales = new_gate_up(parts.a_q, parts.w, parts.num_valid_tokens)
+        return activated(gate_up, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved)
+    q, scales = new(parts.a_q, parts.w, parts.num_valid_tokens)
     parameters = alpha, beta, math.inf if limit is None else limit, interleaved
 
     def stub(given: Operands) -> None:

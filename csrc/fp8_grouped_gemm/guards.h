@@ -41,4 +41,13 @@ inline Problem checked(const Operands& given, int64_t scales, Scales kind) {
   return problem;
 }
 
+/// Checks the results of SwiGLU over gate and up, the rows of W, whose scales are of the operands' kind.
+inline void check_gate_up(const Tensor& out, const Tensor& out_scales, const Operands& given, Scales kind) {
+  if (kind == Scales::kMxShared) return check_gate_up(out, out_scales, given);
+  HF_CHECK(given.n % (2 * kMxBlock) == 0, "N must be a multiple of 64 (gate and up of 32 results); got ", given.n);
+  check_operand(out, "out", given.payload, {given.num_valid, given.n / 2}, hf::kOfDevice);
+  check_operand(out_scales, "out_scales", kind == Scales::kBlocks ? Dtypes(HF_F32) : kE8m0,
+                {given.num_valid, ceil_div(given.n / 2, wave_split::kStep)}, ", one scale per slot and 128 results");
+}
+
 }  // namespace hf::moe

@@ -461,6 +461,7 @@ SMALL_SHAPES = {
     "grouped_mxfp8_linear": "2,16,128,2,1",
     "grouped_gemm_fp8": "2,16,128,2,1",
     "grouped_fp8_linear": "2,16,128,2,1",
+    "grouped_swiglu_fp8": "2,64,128,2,1",
     "mxfp4_gemm": "2,16,128",
     "fp8_quant_tensorwise": "4,64",
     "fp8_quant_rows": "4,72",

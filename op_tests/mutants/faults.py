@@ -135,7 +135,7 @@ FAULTS = [
          "__syncthreads();  // the next sums take the same LDS", "", "ops/test_mxfp8_grouped_gemm_gate_up.py"),
         ("grouped/a_group_left_out", "gate_up_kernel.h", "for (int g = 1; g < kGroups; ++g) total",
          "for (int g = 2; g < kGroups; ++g) total", "ops/test_mxfp8_grouped_gemm_gate_up.py"),
-        ("grouped/one_word_for_all_blocks", "gate_up_kernel.h", "uint64_t{pass_slot} * blocks + block)",
+        ("grouped/one_word_for_all_blocks", "gate_up_kernel.h", "uint64_t{pass_slot} * blocks + scale_block)",
          "uint64_t{pass_slot} * blocks)", "ops/test_mxfp8_grouped_gemm_gate_up.py"),
     ),
     # Grouped scaled fp8 GEMM.
@@ -150,6 +150,16 @@ FAULTS = [
          "w = __builtin_bit_cast(dev::f32x4, dev::load_b128(of_w, column * sizeof(float), 0));"),
         ("grouped_fp8/rows_of_a_tile_do_not_share", "split_kernel.h", "(kShared == 1 ? rows : rows != 0) * stride",
          "rows * stride"),
+        ("grouped_fp8/results_of_one_scale_do_not_all_meet", "gate_up_kernel.h", "return left > 2 * kColumns ? 2 :",
+         "return left > 2 * kColumns ? 1 :"),
+        ("grouped_fp8/scale_of_the_results_of_one_work_group", "gate_up_kernel.h",
+         "dev::largest_of_lanes<kLanes>(exists ? amax : 0)", "dev::largest_of_lanes<kLanes / 4>(exists ? amax : 0)"),
+        ("grouped_fp8/parts_of_the_first_block", "gate_up_kernel.h", "((in_scale / kQuads) << log2_groups) * kPartBytes",
+         "(in_scale / kQuads) * kPartBytes"),
+        ("grouped_fp8/short_block_has_a_scale_too_few", "gate_up_kernel.h", "return (n + kEach - 1) / kEach;",
+         "return n / kEach;"),
+        ("grouped_fp8/a_block_without_results_is_stored", "gate_up_kernel.h", "mine_at < end && result < n / 2",
+         "mine_at < end"),
     ),
     # Grouped GEMM with MXFP4 weights.
     *_in(
@@ -181,9 +191,9 @@ FAULTS = [
         "ops/", "ops/test_moe_fp8.py",
         ("moe_fp8/blocks_quantised_by_rows", "fp8_quant.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
         ("moe_fp8/bias_of_the_second_product_forgotten", "moe.py",
-         "_ACTIVATED[kind](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
+         "down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
          "*routing.aligned, routing.slots, block_m, 1, routing.weights, bias=w2_bias,",
-         "_ACTIVATED[kind](gate_up, **activation)\n    down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
+         "down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
          "*routing.aligned, routing.slots, block_m, 1, routing.weights,"),
     ),
     # MXFP4 GEMM.

@@ -85,6 +85,22 @@ def grouped(m: int, k: int) -> Callable[[int], torch.Tensor]:
     return call
 
 
+def grouped_fp8(m: int, k: int) -> Callable[[int], torch.Tensor]:
+    x, w = wide_operands(m, k)
+    w = w.repeat(2, 1)[:64].repeat(EXPERTS, 1, 1)
+    half = torch.exp2(torch.randint(-9, 10, (1, 1, k // 256)).float())
+    scale = torch.cat([half, half], 2).expand(EXPERTS, -1, -1).contiguous()
+    experts = torch.arange(m, dtype=torch.int32).view(m, 1) % EXPERTS
+
+    def call(rows: int) -> torch.Tensor:
+        sorting = hipforge.moe_align_block_size(experts[:rows].contiguous(), 16, EXPERTS)
+        a = x[:rows], torch.ones(rows, k // 128), w, scale, *sorting, rows, 16, 1
+        payload, scales = hipforge.grouped_swiglu_fp8(*a)
+        return torch.cat([hipforge.grouped_fp8_linear(*a).float(), payload.float(), scales], 1)
+
+    return call
+
+
 def skinny(m: int, k: int) -> Callable[[int], torch.Tensor]:
     a, w = wide_operands(m, k)
     one = torch.ones(1)
@@ -116,6 +132,7 @@ CASES = [
         (blocks, 7168, FEW + MANY),
         (mxfp4, 4096, (*FEW, *MANY, 260)),
         (grouped, 4096, FEW + MANY),
+        (grouped_fp8, 4096, FEW + MANY),
         (skinny, 4096, (1, 2, 8, 9, 16, 17, 32)),
         (attention, 0, (*FEW, 70)),
     ]

@@ -15,8 +15,16 @@ from helpers.mxfp8_grouped_cases import random_owners, sort_slots
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
+from hipforge.ops import fp8_grouped_gemm, swiglu_fp8
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.fp8_grouped_gemm import fp8_grouped_split_out, grouped_fp8_linear, grouped_gemm_fp8
+from hipforge.ops.fp8_grouped_gemm import (
+    fp8_gate_up_out,
+    fp8_grouped_split_out,
+    grouped_fp8_linear,
+    grouped_gemm_fp8,
+    grouped_swiglu_fp8,
+)
+from hipforge.ops.moe_gate_up import split_workspace
 
 pytestmark = pytest.mark.gfx942
 
@@ -36,7 +44,14 @@ def _run(op: str, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
     return getattr(hipforge, op)(xq, xs, w, torch.ones(4, 8), *slots, ids.numel(), 16, 2)
 
 
+def _swiglu(xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
+    slots = hipforge.moe_align_block_size(ids, 16, 4)
+    weights = torch.ones(4, 64, 64).to(xq.dtype), torch.ones(4, 1, 1)
+    return grouped_swiglu_fp8(xq, xs[:, None], *weights, *slots, ids.numel(), 16, 2, out_format="blocks")
+
+
 TRACED = {
+    "grouped_swiglu_fp8": (_traced, _swiglu),
     "grouped_gemm_fp8": (_traced, partial(_run, "grouped_gemm_fp8"), True),
     "grouped_fp8_linear": (_traced, partial(_run, "grouped_fp8_linear")),
 }
@@ -217,3 +232,173 @@ def test_scales_of_one_block_are_of_the_kind_that_the_other_weights_have(path: s
     assert y.unique().tolist() == [32.0 * 32 * 32]  # SwiGLU of 32 and 32 is 1,024 in float32
     with pytest.raises(GuardError, match="of one kind; got MX_SHARED and ONCE or BLOCKS"):
         hipforge.fused_moe_fp8(torch.ones(3, 32).bfloat16(), w1, bytes_[0], w2, torch.ones(2, 1, 1), *routing)
+
+
+# ---- gate and up -----------------------------------------------------------------------------------------------------
+
+FUSED_KINDS = ("blocks", "blocks_e8m0", "mx")
+ACTIVATIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"alpha": 1.702, "beta": 1.0, "limit": 7.0},
+    {"alpha": 1.702, "beta": 1.0, "limit": 3.0, "interleaved": True},
+)
+# A tile of 20 with more than 16 slots; experts with one and with none; a slot of nobody here.
+OWNERS = (*(1,) * 19, 3, *(4,) * 3, 0, 0)
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def activated(kind: str, gate_up: torch.Tensor, **activation: Any) -> Pair:
+    if kind == "mx":
+        return hipforge.swiglu_mxfp8(gate_up, **activation)
+    blocks = kind.startswith("blocks")
+    form = {"out_format": "blocks" if blocks else "rows", "e8m0": kind.endswith("e8m0")}
+    return swiglu_fp8.swiglu_fp8_dynamic(gate_up, **form, **activation)
+
+
+def separately(case: Experts, kind: str, bias: torch.Tensor | None, **activation: Any) -> Pair:
+    """What a GEMM with its own tests and the launch for SwiGLU and quantisation make, in two launches."""
+    gate_up = torch.zeros(len(case.owners), case.operands()[2].shape[1], dtype=torch.bfloat16)
+    case.launch(gate_up, kind, 16, 2, 16, None, bias)
+    return activated(kind, gate_up, **activation)
+
+
+def bias_of(case: Experts) -> torch.Tensor:
+    return torch.randn(case.operands()[2].shape[:2], generator=torch.Generator().manual_seed(3)) * 8
+
+
+def bits(pair: Pair) -> tuple[list[int], list[int]]:
+    return tuple(part.view(torch.uint8).flatten().tolist() for part in pair)  # type: ignore[return-value]
+
+
+def gate_up(case: Experts, kind: str, rows: int, parts: int, groups: int, **given: Any) -> Pair:
+    """What the entry makes in a result that holds something else before."""
+    operands = case.operands()
+    (count, n, k), slots = operands[2].shape, len(case.owners)
+    size = 32 if kind == "mx" else 128
+    q, scales = torch.full((slots, n // 2), 9, dtype=torch.uint8), torch.full((slots, -(-n // 2 // size)), 9)
+    scales = scales.float() if kind == "blocks" else scales.to(torch.uint8)
+    workspace = given.get("workspace", split_workspace(slots, n, groups, q.device, size))
+    sizes = count, n, k, slots, operands[0].shape[0], case.a_div, case.block_m
+    activation = 1.0, 0.0, float("inf"), given.get("interleaved", False)
+    launch = given.get("bias"), *sizes, *activation, NUMBERS[kind], workspace, rows, parts, groups
+    fp8_gate_up_out(q.view(FP8), given.get("scales", scales), *operands, *launch)
+    return q, scales
+
+
+# The products are integers whose sums are exact, so that the order of additions cannot tell the two apart. Results of
+# whole blocks of 128, of one that is shorter, of a part of one; blocks of W's rows in which both gate and up lie.
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=("plain", "minimax", "gpt_oss"))
+@pytest.mark.parametrize("kind", FUSED_KINDS)
+@pytest.mark.parametrize(("k", "inner"), ((96, 128), (352, 192), (2880, 96)))
+def test_gate_and_up_in_one_launch_have_the_bits_of_two(
+    arch: str, kind: str, k: int, inner: int, activation: dict[str, Any]
+) -> None:
+    case = experts(kind, arch, OWNERS, 2 * inner, k, count=6, a_div=2)
+    for bias in (None, bias_of(case)):
+        operands = *case.operands(), *case.counts()
+        with emulator.options(checks="all", wave_order="random"), emulator.counters() as counted:
+            got = grouped_swiglu_fp8(*operands, bias=bias, **activation)
+        assert [launch.name for launch in counted.kernels if "fp8_gate_up" in launch.name] and counted.launches == 1
+        assert not counted.scratch_bytes
+        assert bits(got) == bits(separately(case, kind, bias, **activation))
+
+
+# A K of 17 steps and a bit, so that each part has other steps, and one of a single step, so that some have none.
+@pytest.mark.parametrize("kind", FUSED_KINDS)
+@pytest.mark.parametrize(("parts", "groups"), ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (2, 4)))
+def test_every_split_of_gate_and_up_gives_the_same(arch: str, kind: str, parts: int, groups: int) -> None:
+    for k, interleaved, rows in ((17 * 128 + 32, False, 16), (96, True, 32)):
+        case = experts(kind, arch, (*OWNERS, *(2,) * 35), 2 * 160, k, count=6, block_m=40)
+        bias = bias_of(case)
+        want = separately(case, kind, bias, interleaved=interleaved)
+        workspace = split_workspace(len(case.owners), 320, groups, torch.device("cpu"), 32 if kind == "mx" else 128)
+        if workspace is not None:
+            workspace.view(torch.int32).random_(generator=torch.Generator().manual_seed(4))
+        for _ in range(2):  # a second launch in what the first one left
+            with emulator.options(checks="all", wave_order="random"):
+                got = gate_up(case, kind, rows, parts, groups, bias=bias, interleaved=interleaved, workspace=workspace)
+            assert bits(got) == bits(want)
+
+
+@pytest.mark.parametrize("kind", FUSED_KINDS)
+def test_a_nan_scale_reaches_exactly_its_blocks_of_results(arch: str, kind: str) -> None:
+    case = experts(kind, arch, (0, 1, 1, 2), 2 * 256, 384)
+    ws = case.cases[1].ws.clone()
+    ws[-1, 0] = 255 if ws.dtype == torch.uint8 else float("nan")  # of up, in the last block of results
+    spoilt = replace(case, cases=(case.cases[0], replace(case.cases[1], ws=ws), case.cases[2]))
+    q, scales = gate_up(spoilt, kind, 16, 1, 1)
+    nan = scales.isnan() if kind == "blocks" else scales == 255
+    assert nan.nonzero().tolist() == [[slot, scales.shape[1] - 1] for slot in (1, 2)]
+    assert bits((q, scales)) == bits(separately(spoilt, kind, None))
+
+
+@pytest.mark.parametrize("kind", FUSED_KINDS)
+@pytest.mark.parametrize("k", (352, 1024))
+def test_gate_and_up_read_nothing_around_their_operands(arch: str, kind: str, k: int) -> None:
+    case = experts(kind, arch, (0, 0, 0, 0, 0), 2 * 96, k, count=1)
+    guarded = surrounded(case.cases[0]).typed()
+    _, _, _, _, *index = case.operands()
+    got = grouped_swiglu_fp8(*guarded[:2], guarded[2][None], guarded[3][None], *index, *case.counts())
+    assert bits(got) == bits(separately(case, kind, None))
+
+
+def test_gate_and_up_leave_rows_of_tiles_elsewhere_alone(arch: str) -> None:
+    for kind in FUSED_KINDS:
+        case = experts(kind, arch, (0, -1, 2, 2, -1, 0), 2 * 64, 96)
+        q, scales = gate_up(case, kind, 16, 1, 1)
+        assert (q[[1, 4]] == 9).all() and (scales[[1, 4]] == 9).all() and (scales[[0, 2, 3, 5]] != 9).all()
+
+
+def test_results_have_the_scales_that_are_asked_for(arch: str, path: str) -> None:
+    """By default those of the operands' kind; where one kind is not the other's, SwiGLU is a launch of its own."""
+    for kind in KINDS:
+        case = experts(kind, arch, OWNERS, 2 * 96, 160, count=6)
+        operands = *case.operands(), *case.counts()
+        product = grouped_fp8_linear(*operands)
+        for form in (None, "rows", "blocks", "mx"):
+            floats = kind in ("rows", "tensor", "blocks")
+            of = kind if form is None else {"blocks": "blocks" if floats else "blocks_e8m0"}.get(form, form)
+            got = grouped_swiglu_fp8(*operands, out_format=form, limit=7.0)
+            assert bits(got) == bits(activated(of, product, limit=7.0))
+            told = hipforge.explain(grouped_swiglu_fp8, *operands, out_format=form)
+            if path == "emulator":
+                assert told.kernel == ("fp8_gate_up" if of == kind in FUSED_KINDS else "fp8_grouped_split")
+
+
+def test_gate_and_up_are_one_launch_where_slots_are_few(arch: str) -> None:
+    assert fp8_grouped_gemm.gate_up_split_of(8, 128, 384, 4096, 256) == (2, 4)  # 48 blocks
+    assert fp8_grouped_gemm.gate_up_split_of(8, 128, 768, 4096, 256) == (2, 2)  # 96
+    assert fp8_grouped_gemm.gate_up_split_of(17, 128, 768, 4096, 256) == (1, 2)  # 204
+    assert fp8_grouped_gemm.gate_up_split_of(4, 32, 768, 1024, 256) == (1, 2)  # a short K
+    for kind in FUSED_KINDS:
+        for slots, kernel in ((512, "fp8_gate_up"), (513, "fp8_grouped_split")):
+            case = experts(kind, arch, (0,) * slots, 2 * 32, 256, count=1, block_m=64)
+            told = hipforge.explain(grouped_swiglu_fp8, *case.operands(), *case.counts())
+            assert told.kernel == kernel and ("SwiGLU is another launch" in told.reason) == (slots == 513)
+    with hipforge.batch_invariant():
+        few = experts("blocks", arch, (0, 1, 2), 2 * 64, 256)
+        told = hipforge.explain(grouped_swiglu_fp8, *few.operands(), *few.counts())
+        assert told.kernel == "fp8_grouped_split" and "SwiGLU is another launch: batch_invariant" in told.reason
+
+
+def test_what_gate_and_up_do_not_take_is_refused(arch: str) -> None:
+    case = experts("blocks", arch, OWNERS, 2 * 96, 160, count=6)
+    for given, wrong in (
+        ({"parts": 4}, "parts must be 1 or 2; got 4"), ({"groups": 8}, "groups must be 1, 2 or 4; got 8"),
+        ({"workspace": None}, r"needs a workspace: float32 \[6550\]; got None"),
+        ({"workspace": torch.zeros(6549)}, r"workspace must be float32 \[6550\] or longer; got float32 \[6549\]"),
+        ({"scales": torch.zeros(25, 2)}, r"out_scales must be contiguous float32 \[25, 1\], one scale per slot and"),
+    ):  # fmt: skip
+        with pytest.raises(GuardError, match=wrong):
+            gate_up(case, "blocks", **{"rows": 16, "parts": 1, "groups": 1, **given})
+    with pytest.raises(GuardError, match="N must be a multiple of 64"):
+        gate_up(experts("blocks", arch, OWNERS, 2 * 48, 160, count=6), "blocks", 16, 1, 1)
+    operands = *case.operands(), *case.counts()
+    with pytest.raises(GuardError, match="out_format must be one of 'rows', 'blocks', 'mx'; got 'row'"):
+        grouped_swiglu_fp8(*operands, out_format="row")
+    with pytest.raises(GuardError, match="limit must be positive and finite, or None for no clamp; got 0"):
+        grouped_swiglu_fp8(*operands, limit=0)
+    odd = experts("blocks", arch, OWNERS, 9, 160, count=6)
+    with pytest.raises(GuardError, match="an even number of rows for each expert; got shape"):
+        grouped_swiglu_fp8(*odd.operands(), *odd.counts())

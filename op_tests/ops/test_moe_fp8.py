@@ -98,8 +98,9 @@ def test_quantised_hidden_states_are_not_quantised_again() -> None:
         with emulator.counters() as counted:
             got = fused_moe_fp8(q, *rest, hidden_scale=scale)
         assert torch.equal(got, fused_moe_fp8(hidden, *rest))
-        # Sorting, two products, SwiGLU with its quantisation, the sum.
-        assert counted.launches == 5, [launch.name for launch in counted.kernels]
+        # Sorting, two products, the sum; with a scale per row SwiGLU and its quantisation are a launch of their own.
+        launches = 5 if kind in ("rows", "expert") else 4
+        assert counted.launches == launches, [launch.name for launch in counted.kernels]
 
 
 def test_scales_of_no_kind_or_of_two_are_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from hipforge.ops.core.fp8 import fp8_dtypes
 from stress.case import Arguments, Op, Rng, first, integers, is_given
 from stress.floats import BF16_FORMAT, F32, FORMATS, FP8_MAX, Array, Span, e8m0, fp4_values, values
-from stress.quantised import mx_codes, own_fp8
+from stress.quantised import dynamic_complaint, mx_codes, mx_complaint, own_fp8
 from stress.shuffled import shuffled_scale, shuffled_weight, unshuffled
 
 BF16 = torch.bfloat16
@@ -229,8 +229,8 @@ def judge_fp8(before: Arguments, result: Any, after: Arguments) -> str | None:
     )
 
 
-def make_grouped(rng: Rng) -> Arguments:
-    experts, n, k = rng.pick((1, 3, 8)), rng.pick((8, 16, 40)), 32 * rng.pick((1, 2, 4, 8, 45))
+def make_grouped(rng: Rng, columns: tuple[int, ...] = (8, 16, 40)) -> Arguments:
+    experts, n, k = rng.pick((1, 3, 8)), rng.pick(columns), 32 * rng.pick((1, 2, 4, 8, 45))
     tokens, top_k, block_m = rng.pick((1, 2, 5)), rng.pick((1, 2, 4)), rng.pick((4, 8, 16))
     slots, a_div = tokens * top_k, rng.pick((1, top_k))
     owner = rng.numbers.integers(0, experts + 1, slots)  # the last one is on no rank
@@ -291,9 +291,9 @@ def fp8_scales(rng: Rng, kind: str, rows: int, n: int, k: int, experts: int | No
     return scales
 
 
-def make_grouped_fp8(rng: Rng) -> Arguments:
+def make_grouped_fp8(rng: Rng, columns: tuple[int, ...] = (8, 16, 40)) -> Arguments:
     """Operands with scales of each kind."""
-    given = make_grouped(rng)
+    given = make_grouped(rng, columns)
     (rows, k), (experts, n, _) = given["a_q"].shape, given["w"].shape
     nan = NAN if own_fp8() == FN else (0x80,)
     payloads = [rng.codes(*given[name].shape, nan=nan).view(own_fp8()) for name in ("a_q", "w")]
@@ -328,9 +328,68 @@ def make_grouped_mxfp4(rng: Rng) -> Arguments:
     return {**given, "w": rng.codes(experts, n, k // 2, nan=())}
 
 
+def make_grouped_swiglu(rng: Rng) -> Arguments:
+    """Operands whose columns are gate and up, with SwiGLU's parameters."""
+    given = make_grouped_fp8(rng, (64, 256, 320, 40))
+    for name in ("mul_weight_by", "uncovered", "out"):
+        del given[name]
+    d = given["w"].shape[1] // 2
+    form = rng.pick((None, None, "rows", "blocks", *(["mx"] if d % 32 == 0 else [])))
+    if form is None and has_fp8_scales(given["w"], given["w_scale"]):
+        form = "blocks" if d % 32 and expert_block(given["w"], given["w_scale"]) == 32 else None
+    return {
+        **given, "out_format": form, "alpha": rng.pick((1.702, 1.0)), "beta": rng.pick((1.0, 0.0, -0.25)),
+        "limit": rng.pick((7.0, None, 0.5)), "interleaved": rng.chance(0.3),
+    }  # fmt: skip
+
+
+def judge_grouped_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None:
+    both, judged = grouped_spans({**before, "uncovered": "undefined"})
+    both = both.rounded(BF16)
+    d = both.low.shape[1] // 2
+
+    def halves(x: Array) -> tuple[Array, Array]:
+        return (x[:, ::2], x[:, 1::2]) if before.get("interleaved") else (x[:, :d], x[:, d:])
+
+    gate, up = (Span(*parts) for parts in zip(halves(both.low), halves(both.high), strict=True))
+    known = np.logical_and(*halves(judged))
+    judged = known & ~(np.isinf(gate.low) | np.isinf(gate.high) | np.isinf(up.low) | np.isinf(up.high))
+    if before.get("limit") is not None:
+        limit = float(before["limit"])
+        gate, up = gate.map(lambda x: np.minimum(x, limit)), up.map(lambda x: np.clip(x, -limit, limit))
+    alpha, beta = float(before.get("alpha", 1.0)), float(before.get("beta", 0.0))
+    with np.errstate(all="ignore"):
+        g, u = (gate.low + gate.high) / 2, (up.low + up.high) / 2 + beta
+        silu = g / (1 + np.exp(-alpha * g))
+        # g sigmoid(alpha g) has a slope of at most 1.1, whatever alpha is.
+        wide_g, wide_u = (gate.high - gate.low) / 2, (up.high - up.low) / 2
+        error = 1.1 * wide_g * (np.abs(u) + wide_u) + np.abs(silu) * wide_u
+        # As of swiglu_fp8 by itself: exp of an argument off by its own rounding; a few roundings more.
+        error += np.abs(silu * u) * (np.abs(alpha * g) * 4 * F32 + 24 * F32) + np.abs(g) * np.abs(beta) * F32
+        y = Span.of(silu * u, error + 1e-37)
+    q, scale = result
+    if before.get("out_format") == "mx" or (scale.dtype == torch.uint8 and scale.shape[1] != -(-d // 128)):
+        return mx_complaint(y, judged, q, scale)
+    form = {"out_format": "rows" if scale.dim() == 1 else "blocks", "e8m0": scale.dtype == torch.uint8}
+    # What is nothing but the error of a product of zeros may be zero, whose scale is 1.
+    size = d if scale.dim() == 1 else 128
+    largest = np.pad(np.maximum(np.abs(y.low), np.abs(y.high)), ((0, 0), (0, -d % size))).reshape(len(q), -1, size)
+    judged = judged & np.repeat(~(largest.max(axis=-1) < 1e-30), size, axis=-1)[:, :d]
+    return dynamic_complaint(y, judged, form, q, scale)
+
+
 def judge_grouped(before: Arguments, result: Any, after: Arguments) -> str | None:
     if result is None:
         return None
+    span, judged = grouped_spans(before)
+    return first(
+        is_given(result, after.get("out"), "out"),
+        span.rounded(BF16).complaint("result", values(result), judged),
+    )
+
+
+def grouped_spans(before: Arguments) -> tuple[Span, Array]:
+    """Each slot's row times its expert's weight, before it is rounded, and which elements are to be looked at."""
     slots, block_m, a_div = (int(before[name]) for name in ("num_valid_tokens", "block_m", "a_div"))
     w = expert_values(before["w"], before["w_scale"])
     if has_fp8_scales(before["w"], before["w_scale"]):
@@ -361,10 +420,7 @@ def judge_grouped(before: Arguments, result: Any, after: Arguments) -> str | Non
             if weights is not None:
                 span = span.times(weights[slot]).widened(F32, TINY)
             low[slot], high[slot], judged[slot] = span.low[0], span.high[0], judged[slot] & sound[0]
-    return first(
-        is_given(result, after.get("out"), "out"),
-        Span(low, high).rounded(BF16).complaint("result", values(result), judged),
-    )
+    return Span(low, high), judged
 
 
 def make_router(rng: Rng) -> Arguments:
@@ -561,6 +617,7 @@ OPS = (
     Op("grouped_mxfp8_linear", make_grouped, judge_grouped, writes=("out",)),
     Op("grouped_gemm_fp8", make_grouped_fp8, judge_grouped, writes=("out",)),
     Op("grouped_fp8_linear", make_grouped_fp8, judge_grouped, writes=("out",)),
+    Op("grouped_swiglu_fp8", make_grouped_swiglu, judge_grouped_swiglu),
     Op("grouped_gemm_mxfp4", make_grouped_mxfp4, judge_grouped, writes=("out",)),
     Op("grouped_mxfp4_linear", make_grouped_mxfp4, judge_grouped, writes=("out",)),
     Op("router_gemm", make_router, judge_router, writes=("out",)),

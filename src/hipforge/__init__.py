@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from hipforge.ops.fp8_gemm import fp8_linear as fp8_linear
     from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear as grouped_fp8_linear
     from hipforge.ops.fp8_grouped_gemm import grouped_gemm_fp8 as grouped_gemm_fp8
+    from hipforge.ops.fp8_grouped_gemm import grouped_swiglu_fp8 as grouped_swiglu_fp8
     from hipforge.ops.fp8_linear import Float8Linear as Float8Linear
     from hipforge.ops.fp8_linear import Float8LinearConfig as Float8LinearConfig
     from hipforge.ops.fp8_linear import convert_to_float8_training as convert_to_float8_training

@@ -74,9 +74,10 @@ def _layer(kind: str, tokens: int, hidden: int, inner: int, experts: int, top_k:
 
 
 def _fp8_blocks(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> tuple[Call, Call]:
+    """Return the same in fp8 with scales per 128 x 128."""
     slots = tokens * top_k
     return (
-        Call("grouped_fp8_blocks", f"{tokens},{2 * inner},{hidden},{experts},{top_k}"),
+        Call("grouped_swiglu_fp8", f"{tokens},{2 * inner},{hidden},{experts},{top_k}"),
         Call("grouped_fp8_blocks", f"{slots},{hidden},{inner},{experts},1"),
     )
 
