@@ -506,8 +506,9 @@ SMALL_SHAPES = {
 
 def test_every_public_op_with_a_kernel_can_be_profiled() -> None:
     torch_only = {"Float8Linear", "Float8LinearConfig", "convert_to_float8_training", "disable_fp8", "scaled_mm"}
-    of_a_layer = {"grouped_swiglu_mxfp8", "grouped_swiglu_mxfp4", "grouped_fp8_blocks"}  # what bench also calls
-    assert {*SUBJECTS} == {*ops.public_names()} - torch_only | of_a_layer
+    # What bench also calls.
+    others = {"grouped_swiglu_mxfp8", "grouped_swiglu_mxfp4", "grouped_fp8_blocks", "quantize_mxfp4_linear"}
+    assert {*SUBJECTS} == {*ops.public_names()} - torch_only | others
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def _run(op: str, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
 def _swiglu(xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
     slots = hipforge.moe_align_block_size(ids, 16, 4)
     weights = torch.ones(4, 64, 64).to(xq.dtype), torch.ones(4, 1, 1)
-    return grouped_swiglu_fp8(xq, xs[:, None], *weights, *slots, ids.numel(), 16, 2, out_format="blocks")
+    return hipforge.grouped_swiglu_fp8(xq, xs[:, None], *weights, *slots, ids.numel(), 16, 2, out_format="blocks")
 
 
 TRACED = {
