@@ -156,6 +156,33 @@ def test_what_an_op_does_not_use_may_have_no_memory_or_be_the_output(good_before
         assert y is None or (y == 64).all()
 
 
+@pytest.mark.parametrize("wrong", (-1.0, torch.zeros(1, 8, dtype=torch.uint8), torch.zeros(1, 9)), ids=str)
+def test_scales_of_heads_that_share_blocks_are_refused_before_anything_is_written(wrong: object, path: str) -> None:
+    q, lse = torch.ones(1, 1, 4, 72).bfloat16(), torch.full((1, 4, 1), 7.0)
+    cache, lengths = torch.ones(1, 16, 1, 72).to(own_fp8()), torch.tensor([16], dtype=torch.int32)
+    options = {"return_lse": True, "lse_out": lse, "out_format": "mxfp8", "scale_out": wrong}
+    with pytest.raises(GuardError, match="scale_out"):
+        hipforge.decode_attention_fp8(q, cache, cache, None, lengths, **options)
+    assert lse.eq(7).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("fused_moe_mxfp8", "alpha"),
+        ("fused_moe_mxfp4", "limit"),
+        ("fused_moe_fp8", "block_m"),
+        ("decode_attention_splitk", "num_groups"),
+        ("decode_attention_fp8", "return_lse"),
+    ],
+)
+def test_so_it_is_by_ops_that_are_made_of_others(name: str, number: str, path: str) -> None:
+    freed = torch.ones(1)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(GuardError, match=f"argument '{number}' reaches byte 4 of a storage of 0 bytes"):
+        call(OPS[name], {**good(OPS[name], lambda made: True), number: freed})
+
+
 @pytest.mark.parametrize("number", ["epsilon", "weight_offset"])
 def test_a_number_that_is_a_freed_tensor_is_refused_before_a_planner_reads_it(number: str) -> None:
     freed = torch.ones(1)

@@ -44,6 +44,12 @@ class Untrue:
         raise ValueError("neither true nor false")
 
 
+def _freed() -> torch.Tensor:
+    x = torch.ones(1)
+    x.untyped_storage().resize_(0)
+    return x
+
+
 WILD: tuple[Callable[[], Any], ...] = (
     lambda: None, lambda: -1, lambda: 0, lambda: 1, lambda: 3, lambda: 17, lambda: 64, lambda: 2**31 - 1,
     lambda: 2**31, lambda: 2**63, lambda: -(2**70), lambda: 2.0, lambda: 2.5, lambda: float("nan"),
@@ -55,7 +61,7 @@ WILD: tuple[Callable[[], Any], ...] = (
     lambda: 1e39, lambda: -1e39, lambda: 1e-50, lambda: 5e-324, lambda: -0.0, lambda: 65536.0, lambda: 10**400,
     lambda: torch._efficientzerotensor((), dtype=torch.int64), lambda: torch._efficientzerotensor(()),
     lambda: torch.nn.UninitializedParameter(), lambda: FAKE.from_tensor(torch.zeros(2)),
-    lambda: torch.zeros((), device="meta"),
+    lambda: torch.zeros((), device="meta"), _freed, _freed,
 )  # fmt: skip
 
 AWKWARD = (1e39, -1e39, 1e38, 1e-50, 5e-324, -0.0, 0.0, -1.0, 65536.0, float("nan"), float("inf"))

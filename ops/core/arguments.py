@@ -285,11 +285,20 @@ def naming_arguments(function: Callable[P, R], name: str | None = None) -> Calla
     name = function.__name__ if name is None else name
     signature = inspect.signature(function, eval_str=True)
     profiled = ranged(name, function)
+    parameters = list(signature.parameters.values())
+    numbers = {one.name for one in parameters if "Tensor" not in str(one.annotation)}
+    before = next((at for at, one in enumerate(parameters) if one.name in numbers), len(parameters))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if _is_dynamo_compiling():
             return function(*args, **kwargs)
+        for each, value in kwargs.items():
+            if each in numbers and isinstance(value, torch.Tensor):
+                require_readable_numbers(name, kwargs, (each,))
+        for one, value in zip(parameters[before:], args[before:], strict=False):
+            if one.name in numbers and isinstance(value, torch.Tensor):
+                require_readable_numbers(name, {one.name: value}, (one.name,))
         try:
             if profiler._is_profiler_enabled:
                 return profiled(*args, **kwargs)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hipforge.ops.core.alignment import packed
-from hipforge.ops.core.checks import require_device, require_out
+from hipforge.ops.core.checks import require_device, require_dtype, require_out
 from hipforge.ops.core.dispatch import Accepted, Decision
-from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import written_into
@@ -91,9 +91,10 @@ def decode_attention(
         )  # fmt: skip
         found, lse = reference.attend(call, scale_out)
         return written_into(out, found), written_into(lse_out, lse)
-    blocks = scale_out
-    out_of = out
+    blocks, out_of, width = scale_out, out, q.shape[-2] * q.shape[-1]
     if scale_out is not None and q.shape[-1] % BLOCK:  # a block's elements are of two heads, which no wave has both of
+        require_dtype("scale_out", scale_out, (torch.uint8, E8M0_DTYPE))  # all before lse_out is written
+        require_out(scale_out, (q.numel() // width, width // BLOCK), scale_out.dtype, q.device, "scale_out")
         blocks = None
         out_of = (torch.empty if cu_seqlens_q is None else torch.zeros)(q.shape, dtype=torch.float32, device=q.device)
     found, lse = run_decode_attention(
@@ -105,6 +106,5 @@ def decode_attention(
     if blocks is scale_out:
         return found, lse
     out = empty_output(q, True) if out is None else out
-    width = q.shape[-2] * q.shape[-1]
     mxfp8_quantize(found.view(-1, width), out=out.view(-1, width), scale_out=scale_out)
     return out, lse
