@@ -293,13 +293,13 @@ def naming_arguments(function: Callable[P, R], name: str | None = None) -> Calla
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if _is_dynamo_compiling():
             return function(*args, **kwargs)
-        for each, value in kwargs.items():
-            if each in numbers and isinstance(value, torch.Tensor):
-                require_readable_numbers(name, kwargs, (each,))
-        for one, value in zip(parameters[before:], args[before:], strict=False):
-            if one.name in numbers and isinstance(value, torch.Tensor):
-                require_readable_numbers(name, {one.name: value}, (one.name,))
         try:
+            for each, value in kwargs.items():
+                if each in numbers and isinstance(value, torch.Tensor):
+                    require_readable_numbers(name, kwargs, (each,))
+            for one, value in zip(parameters[before:], args[before:], strict=False):
+                if one.name in numbers and isinstance(value, torch.Tensor):
+                    require_readable_numbers(name, {one.name: value}, (one.name,))
             if profiler._is_profiler_enabled:
                 return profiled(*args, **kwargs)
             return function(*args, **kwargs)
