@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any
 
 _FOLDER = Path(__file__).parent
-_LINE = re.compile(r"^(PUBLIC|EXAMPLES) = (.+?[)}])$", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r"^(PUBLIC|EXAMPLES|FAMILY) = (.+?[)}])$", re.MULTILINE | re.DOTALL)
 _TABLES = {"decode_attention": "decode_attention_fp8"}  # of a family whose table is older than its package's name
 
 
 @functools.cache
 def _homes() -> dict[str, dict[str, str]]:
-    """Return the modules and packages here, each with its lines ``PUBLIC`` and ``EXAMPLES``."""
+    """Return the modules and packages here, each with its lines of these names."""
     files = {path.stem: path / "__init__.py" if path.is_dir() else path for path in sorted(_FOLDER.iterdir())}
     del files["__init__"]
     found = {home: path for home, path in files.items() if path.is_file()}
@@ -62,7 +62,7 @@ def families() -> dict[str, str]:
     """
     found = (path.parent.relative_to(_FOLDER) for path in _FOLDER.rglob("family.py"))
     packages = {".".join(folder.parts) for folder in found if folder.name != "core"}
-    modules = {path.stem for path in _FOLDER.glob("*.py") if "\nFAMILY = Family(" in path.read_text(encoding="utf-8")}
+    modules = {home for home, lines in _homes().items() if "FAMILY" in lines}
     return {_TABLES.get(home, home.replace(".", "_")): home for home in sorted(packages | modules)}
 
 

@@ -144,7 +144,7 @@ def with_activation(decision: Decision, fused: Mapping[str, GateUp], w: torch.Te
         return decision
     found = own.configuration(taken, experts, n, packing * k)
     if isinstance(found, str):
-        return replace(decision, accepted=replace(taken, reason=f"{taken.reason}; SwiGLU is another launch: {found}"))
+        return replace(decision, accepted=replace(taken, reason=f"{taken.reason}; SwiGLU is not fused: {found}"))
     return replace(decision, accepted=replace(taken, kernel=own.name, configuration=MappingProxyType(found)))
 
 

@@ -439,6 +439,12 @@ def test_a_paged_cache_gives_the_attention_quantised_as_a_linear_layer_reads_it(
     assert relf(layer(heads.view(10, 128), scales), got.view(10, 128) @ weight.T) < 2e-3  # one rounding to bf16
 
 
+def without_memory() -> torch.Tensor:
+    x = torch.ones(1)
+    x.untyped_storage().resize_(0)
+    return x
+
+
 def test_pages_are_given_out_returned_and_never_too_many() -> None:
     cache = PagedKVCache(layers=1, pages=3, page_size=16, kv_heads=1, head_dim=64)
     first = cache.extend([1], 16)
@@ -473,6 +479,10 @@ def test_pages_are_given_out_returned_and_never_too_many() -> None:
         (lambda _: MXFP8Linear.from_linear(3), "linear must be a torch.nn.Linear; got int"),
         (lambda _: MXFP8Linear.from_linear(linear())(3), "x must be a torch.Tensor; got int"),
         (lambda _: MXFP8Linear.from_linear(linear())(torch.ones(2)), r"x must have 96 elements .*; got \(2,\)"),
+        (lambda cache: cache.extend([1], without_memory()), "tokens reaches byte 4 of a storage of 0 bytes"),
+        (lambda _: PagedKVCache(1, 1, without_memory(), 1, 64), "page_size reaches byte 4 of a storage of 0 bytes"),
+        (lambda _: PagedKVCache(1, 1, 16, 1, 64, dtype=without_memory()), "dtype must be .*; got a torch.Tensor"),
+        (lambda _: convert_to_mxfp8(linear(), skip=without_memory()), "skip must be .*; got a torch.Tensor"),
         (lambda _: convert_to_mxfp8(torch.nn.ReLU(), skip=3), "skip must be a name or several names; got 3"),
         (lambda _: convert_to_mxfp8(torch.nn.ReLU(), skip=[None]), r"skip must be .*; got \[None\]"),
         (lambda _: hipforge.Float8Linear.from_float(3), "mod must be a torch.nn.Linear; got int"),

@@ -224,7 +224,7 @@ def test_a_forced_configuration_overrides_and_says_so():
         (64, {"split_k": 0}, "split_k must be 1 to 512; got 0"),
         (64, {"waves": np.int64(8)}, "waves must be 1, 2 or 4; got 8"),
         (64, {"split_k": torch.tensor(0)}, "split_k must be 1 to 512; got 0"),
-        (64, {"waves": torch.zeros(2)}, r"force_kernel_config\['waves'\] must be an int; got Tensor"),
+        (64, {"waves": torch.zeros(2)}, r"force_kernel_config\['waves'\] must be an int; got a torch.Tensor"),
         (64, {"stages": 2}, "force_kernel_config has block_m, block_n, waves, split_k; got 'stages'"),
         (12, {"waves": 1}, "the kernel does not apply: D must be a multiple of 8"),
     ],

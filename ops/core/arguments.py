@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from numbers import Complex, Real
 from typing import Any, ParamSpec, TypeVar
@@ -27,7 +27,7 @@ from torch.autograd import profiler
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import tensors
 from hipforge.jit.call.torch_library import recording
-from hipforge.ops.core.checks import require_in_float32, require_unexpanded
+from hipforge.ops.core.checks import SHOWN, require_in_float32, require_unexpanded, shown
 from hipforge.ops.core.profiling import ranged
 
 P = ParamSpec("P")
@@ -35,7 +35,6 @@ R = TypeVar("R")
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_SHOWN = 120  # characters of a value in a message
 
 
 class TorchOutOfMemoryError(OutOfMemoryError, torch.OutOfMemoryError):
@@ -142,13 +141,18 @@ def require_sound(name: str, given: Mapping[str, Any], writes: Collection[str] =
             )
 
 
-def require_readable_numbers(name: str, given: Mapping[str, Any], numbers: Collection[str]) -> None:
+def numbers_of(signature: inspect.Signature) -> frozenset[str]:
+    """Return the parameters that take no tensor."""
+    return frozenset(name for name, one in signature.parameters.items() if "Tensor" not in str(one.annotation))
+
+
+def require_readable_numbers(name: str, given: Mapping[str, Any], numbers: Set[str]) -> None:
     """Refuse a tensor in a number's place whose memory is gone, before a planner reads it.
 
     Raises:
         GuardError: it names the argument.
     """
-    for parameter in numbers:
+    for parameter in numbers & given.keys():
         value = given[parameter]
         wrong = tensors.problem(value) if isinstance(value, torch.Tensor) else None
         if wrong is not None:
@@ -241,9 +245,9 @@ def _memory_wanted(error: BaseException) -> str | None:
             amount, unit = found.groups()
             return f"{amount} {unit}" + (f" ({int(amount) / 2**30:.1f} GiB)" if unit == "bytes" else "")
         if any(words in text for words in _OVERFLOWS):
-            return f"a tensor of 2^63 bytes or more was asked for ({text.splitlines()[0][:_SHOWN]})"
+            return f"a tensor of 2^63 bytes or more was asked for ({text.splitlines()[0][:SHOWN]})"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return text[:_SHOWN] or "an allocation of Python's failed"
+        return text[:SHOWN] or "an allocation of Python's failed"
     return None
 
 
@@ -285,21 +289,17 @@ def naming_arguments(function: Callable[P, R], name: str | None = None) -> Calla
     name = function.__name__ if name is None else name
     signature = inspect.signature(function, eval_str=True)
     profiled = ranged(name, function)
-    parameters = list(signature.parameters.values())
-    numbers = {one.name for one in parameters if "Tensor" not in str(one.annotation)}
-    before = next((at for at, one in enumerate(parameters) if one.name in numbers), len(parameters))
+    names, numbers = list(signature.parameters), numbers_of(signature)
+    before = next((at for at, each in enumerate(names) if each in numbers), len(names))
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if _is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            for each, value in kwargs.items():
+            for each, value in (*zip(names[before:], args[before:], strict=False), *kwargs.items()):
                 if each in numbers and isinstance(value, torch.Tensor):
-                    require_readable_numbers(name, kwargs, (each,))
-            for one, value in zip(parameters[before:], args[before:], strict=False):
-                if one.name in numbers and isinstance(value, torch.Tensor):
-                    require_readable_numbers(name, {one.name: value}, (one.name,))
+                    require_readable_numbers(name, {each: value}, numbers)
             if profiler._is_profiler_enabled:
                 return profiled(*args, **kwargs)
             return function(*args, **kwargs)
@@ -320,7 +320,7 @@ def _problem(annotation: Any, value: Any) -> str | None:
     problems = [_problem_of_one(member, value) for member in members if member is not type(None)]
     if not problems or None in problems:
         return None
-    return problems[0] if len(problems) == 1 else f"must be one of {_words(members)}; got {_shown(value)}"
+    return problems[0] if len(problems) == 1 else f"must be one of {_words(members)}; got {shown(value)}"
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -335,24 +335,24 @@ def _problem_of_one(kind: Any, value: Any) -> str | None:
     accepted = _SCALARS.get(kind)
     if accepted is not None:
         words, test = accepted
-        return None if test(value) else f"must be {words}; got {_shown(value)}"
+        return None if test(value) else f"must be {words}; got {shown(value)}"
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         choices = typing.get_args(kind)
         fits = isinstance(value, str) and value in choices
-        return None if fits else f"must be one of {', '.join(map(repr, choices))}; got {_shown(value)}"
+        return None if fits else f"must be one of {', '.join(map(repr, choices))}; got {shown(value)}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         fits = isinstance(value, Mapping) and all(isinstance(key, str) and _is_int(item) for key, item in value.items())
-        return None if fits else f"must be a dict of integers by name; got {_shown(value)}"
+        return None if fits else f"must be a dict of integers by name; got {shown(value)}"
     if isinstance(kind, type) and issubclass(kind, tuple):
         fits = isinstance(value, tuple) and all(_tensor_problem(item) is None for item in value)
-        return None if fits else f"must be a {kind.__name__}; got {_shown(value)}"
+        return None if fits else f"must be a {kind.__name__}; got {shown(value)}"
     return None
 
 
 def _tensor_problem(value: Any) -> str | None:
     if not isinstance(value, torch.Tensor):
-        return f"must be a torch.Tensor; got {_shown(value)}"
+        return f"must be a torch.Tensor; got {shown(value)}"
     if torch.nn.parameter.is_lazy(value):
         return "must have elements; got an uninitialized parameter: call the layer that owns it once"
     if _is_transformed(value):
@@ -396,13 +396,3 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 def _words(members: tuple[Any, ...]) -> str:
     return ", ".join("None" if member is type(None) else getattr(member, "__name__", str(member)) for member in members)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return "a torch.Tensor"
-    try:
-        text = repr(value)
-    except Exception:
-        text = "..."
-    return f"{type(value).__name__} {text[:_SHOWN]}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hipforge.errors import GuardError
+from hipforge.jit.call import tensors
 
 _REAL_INPUTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -30,6 +31,22 @@ class TensorSpec:
 
 
 Described = torch.Tensor | TensorSpec
+SHOWN = 120  # characters of a value in a message
+
+
+def as_text(value: object) -> str:
+    """Return a value for a message; a tensor's elements, which may be without memory, are not read."""
+    if isinstance(value, torch.Tensor):
+        return "a torch.Tensor"
+    try:
+        return repr(value)[:SHOWN]
+    except Exception:
+        return "..."
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, after its type."""
+    return as_text(value) if isinstance(value, torch.Tensor) else f"{type(value).__name__} {as_text(value)}"
 
 
 def require_tensor(**named: object) -> None:
@@ -42,15 +59,18 @@ def require_tensor(**named: object) -> None:
 def require_torch_dtype(name: str, value: object) -> None:
     """Refuse a value that is not a torch.dtype, such as a dtype's name."""
     if not isinstance(value, torch.dtype):
-        raise GuardError(f"{name} must be a torch.dtype, as torch.bfloat16; got {value!r}")
+        raise GuardError(f"{name} must be a torch.dtype, as torch.bfloat16; got {as_text(value)}")
 
 
 def require_int(name: str, value: object, minimum: int | None = None) -> int:
     """Return an integer argument as an ``int``; refuse anything else, and integers below ``minimum``."""
     try:
-        number = int(operator.index(value))  # type: ignore[arg-type]
+        wrong = tensors.problem(value) if isinstance(value, torch.Tensor) else None
+        number = 0 if wrong is not None else int(operator.index(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # the latter of a parameter without elements yet
-        raise GuardError(f"{name} must be an int; got {type(value).__name__} {value!r}") from None
+        raise GuardError(f"{name} must be an int; got {shown(value)}") from None
+    if wrong is not None:
+        raise GuardError(f"{name} {wrong}")
     if minimum is not None and number < minimum:
         raise GuardError(f"{name} must be at least {minimum}; got {number}")
     if not -(2**63) <= number < 2**63:
@@ -148,8 +168,8 @@ def require_operand(
 
 def require_choice(name: str, value: object, accepted: Sequence[object]) -> None:
     """Refuse a value that is not one of ``accepted``."""
-    if value not in accepted:
-        raise GuardError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
+    if isinstance(value, torch.Tensor) or value not in accepted:
+        raise GuardError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {as_text(value)}")
 
 
 def require_out(

@@ -30,6 +30,7 @@ from hipforge.ops.core.arguments import (
     fake_mode_of,
     is_written,
     named_by,
+    numbers_of,
     require_annotated,
     require_float32,
     require_readable_numbers,
@@ -87,12 +88,12 @@ def operator(
         dispatch.on_clear(checked.clear)
         signature = _public_signature(body)
         planned = named_by(plan, signature)
-        numbers = [each for each, one in signature.parameters.items() if "Tensor" not in str(one.annotation)]
+        numbers = numbers_of(signature)
         floats = [each for each in numbers if "float" in str(signature.parameters[each].annotation)]
         writes = frozenset((*outs, *mutates, *(() if adds is None else (adds,))))
 
         def used(given: Mapping[str, Any]) -> Mapping[str, Any]:
-            return {each: value for each, value in given.items() if each not in unused}
+            return {each: value for each, value in given.items() if each not in unused} if unused else given
 
         def planner(*args: Any, **kwargs: Any) -> Decision:
             given = bound(name, signature, args, kwargs)

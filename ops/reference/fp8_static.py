@@ -29,5 +29,5 @@ def to_fp8_static(
     """
     if scale.dtype != torch.float32 or scale.numel() != 1:
         raise GuardError(f"scale must be one float32; got {scale.dtype} {tuple(scale.shape)}")
-    limit = torch.finfo(fp8_dtype).max if fp8_max is None else float(fp8_max)
+    limit = torch.finfo(fp8_dtype).max if fp8_max is None else fp8_max
     return (y * inverse_scale(scale).reshape(())).clamp(-limit, limit).to(fp8_dtype)

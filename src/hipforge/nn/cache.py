@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from hipforge.errors import GuardError, OutOfMemoryError
-from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.checks import as_text, require_int
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
 from hipforge.ops.reference.sparse_attention import INDEX_BLOCK, TOPK_BLOCKS
@@ -125,9 +125,9 @@ class PagedKVCache:
         try:
             place = torch.get_default_device() if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise GuardError(f"device must be one that torch knows; got {device!r}") from error
+            raise GuardError(f"device must be one that torch knows; got {as_text(device)}") from error
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.itemsize == 1):
-            raise GuardError(f"dtype must be an 8-bit type of torch; got {dtype!r}")
+            raise GuardError(f"dtype must be an 8-bit type of torch; got {as_text(dtype)}")
         own = fp8_dtypes(place)[0] if dtype is None else dtype
         shape = (layers, pages, page_size, kv_heads, head_dim)
         self.page_size, self.device = page_size, place
@@ -393,7 +393,7 @@ class PagedKVCache:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if not (isinstance(dtype, torch.dtype) and (dtype in (torch.float16, torch.bfloat16) or dtype.itemsize == 1)):
-        raise GuardError(f"index_dtype must be float16, bfloat16 or an 8-bit type of torch; got {dtype!r}")
+        raise GuardError(f"index_dtype must be float16, bfloat16 or an 8-bit type of torch; got {as_text(dtype)}")
     zeros = torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device)
     return zeros.view(dtype)
 

@@ -12,7 +12,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.nn.fp8_linear import LAYOUTS, FP8Linear
 from hipforge.nn.linear import MXFP8Linear, QuantizedLinear
-from hipforge.ops.core.checks import require_choice
+from hipforge.ops.core.checks import as_text, require_choice
 from hipforge.ops.core.formats import BLOCK
 
 
@@ -112,8 +112,8 @@ def _converted(
 
 
 def _patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
-    with contextlib.suppress(TypeError):
+    with contextlib.suppress(TypeError, RuntimeError):  # the latter of a tensor without memory
         found = (skip,) if isinstance(skip, str) else tuple(skip)
         if all(isinstance(pattern, str) for pattern in found):
             return found
-    raise GuardError(f"skip must be a name or several names; got {skip!r}")
+    raise GuardError(f"skip must be a name or several names; got {as_text(skip)}")
