@@ -340,12 +340,10 @@ def gate_up_split_of(slots: int, experts: int, n: int, k: int, cu_count: int) ->
     """Return in how many parts a work-group takes K, and how many share a K, where those of four blocks meet.
 
     They meet anyway, so that two share a K in every case: smaller work-groups leave fewer compute units idle at the
-    end. Where each finds a compute unit of its own, it has eight waves, and four share a K where there are enough.
+    end. Where four times as many work-groups each find a compute unit, four share it, with eight waves each.
     """
     blocks = n // (2 * BLOCK) * min(slots, experts)
-    if -(-k // K_STEP) >= LEAST_SHARED_STEPS and 2 * blocks <= cu_count:
-        return 2, 4 if 4 * blocks <= cu_count else 2
-    return 1, 2
+    return (2, 4) if -(-k // K_STEP) >= LEAST_SHARED_STEPS and 4 * blocks <= cu_count else (1, 2)
 
 
 def _gate_up_configuration(taken: Accepted, experts: int, n: int, k: int) -> Configuration | str:

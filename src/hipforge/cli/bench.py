@@ -303,6 +303,8 @@ def text(report: Mapping[str, Any]) -> str:
     ]
     if modelled:
         lines += [
+            "Work-groups that share sums meet in an order that depends on threads: with `HIPFORGE_EMULATOR_THREADS=1` "
+            "two runs differ by 3 % at most, on a busy machine without it by more.",
             f"[The model's error](time-model.md): {BAND}. `replayed` is the interval of calls in a graph, `kernel` the "
             "duration that a profiler shows; the ratio is of the one that was published. Routing is uniform. "
             "`hipforge bench --report out.json` measures the same calls on a GPU (replayed), and `--from out.json "
