@@ -70,12 +70,13 @@ def test_measured_times_go_into_the_rows_that_chose_the_kernels(tmp_path: Path) 
     before = list(csv.DictReader(table.open()))
     row = hipforge.ops.core.tuned.read_rows(hipforge.ops.schema_of("fp8_gemm"), table)[0]
     cell = asdict(bench.CELLS[0])
-    part = {"us": 4.5, "kernel_us": None, "kernel": "k", "configuration": {}, "table": "fp8_gemm"}
+    part = {"us": 4.5, "kernel_us": None, "kernel": row.values["kernel"], "configuration": {}, "table": "fp8_gemm"}
     report = {
         "hipforge": "0", "date": "2026-11-26", "arch": "gfx950", "source": "measured:MI355X/torch",
         "rows": [
             {"cell": cell, "parts": [{**part, "row": dict(row.values)}]},
             {"cell": cell, "parts": [{**part, "us": 9.0, "table": None, "row": None}]},
+            {"cell": cell, "parts": [{**part, "us": 9.0, "kernel": "with_an_epilogue", "row": dict(row.values)}]},
         ],
     }  # fmt: skip
     (tmp_path / "out.json").write_text(json.dumps(report))
