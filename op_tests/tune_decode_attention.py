@@ -1,6 +1,6 @@
 """Tune decode attention; the same as ``hipforge tune decode_attention_fp8``. Run with --help for its options."""
 
-from hipforge.tuning.families.decode_attention import command
+from hipforge.cli.tune import command_of
 
 if __name__ == "__main__":
-    command()
+    command_of("decode_attention_fp8")()

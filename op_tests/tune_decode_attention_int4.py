@@ -1,6 +1,6 @@
 """Tune decode attention over an int4 cache; as ``hipforge tune decode_attention_int4``. Run with --help for options."""
 
-from hipforge.tuning.families.decode_attention.int4 import command
+from hipforge.cli.tune import command_of
 
 if __name__ == "__main__":
-    command()
+    command_of("decode_attention_int4")()

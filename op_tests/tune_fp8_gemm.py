@@ -1,6 +1,6 @@
 """Tune the scaled fp8 GEMM; the same as ``hipforge tune fp8_gemm``. Run with --help for its options."""
 
-from hipforge.tuning.families.fp8_gemm import command
+from hipforge.cli.tune import command_of
 
 if __name__ == "__main__":
-    command()
+    command_of("fp8_gemm")()

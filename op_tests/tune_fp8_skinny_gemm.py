@@ -1,6 +1,6 @@
 """Tune the skinny fp8 GEMM; the same as ``hipforge tune fp8_skinny_gemm``. Run with --help for its options."""
 
-from hipforge.tuning.families.fp8_skinny_gemm import command
+from hipforge.cli.tune import command_of
 
 if __name__ == "__main__":
-    command()
+    command_of("fp8_skinny_gemm")()

@@ -1,4 +1,4 @@
-"""Tune the cells of an op family into a table, and the command that does so."""
+"""Tune the cells of an op family into a table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import click
 
 from hipforge import devices, plots
 from hipforge.errors import ConfigError
@@ -197,40 +195,3 @@ def landscape(cell: str, done: Done) -> plots.Landscape:
         times = [(trial.seconds * 1e6, str(trial.candidate)) for trial in usable if trial.seconds is not None]
     chosen = "" if done.chosen is None else str(done.chosen.candidate)
     return plots.Landscape(f"{cell}{source}", [(name, us) for us, name in times], chosen, rejected)
-
-
-def command_for(
-    tuner: Tuner[C, O], summary: str, options: Sequence[click.Option], wanted: Callable[..., Sequence[C]]
-) -> click.Command:
-    """Return a family's tuner as a command, ``hipforge tune <family>``.
-
-    Args:
-        tuner: the family's.
-        summary: the command's help.
-        options: those that choose cells.
-        wanted: takes their values by name and returns the cells.
-    """
-
-    def run(output: Path, **given: Any) -> None:
-        chosen = {option.name: given.pop(option.name) for option in options if option.name is not None}
-        count = tune(tuner, wanted(**chosen), output, say=click.echo, **given)
-        name = f"HIPFORGE_CONFIG_{tuner.family.table.family.upper()}"
-        click.echo(f"{count} rows written to {output}; {name}={output} makes ops use them")
-
-    path = click.Path(path_type=Path)
-    common: list[click.Parameter] = [
-        click.Option(["-o", "--output"], type=path, required=True, help="Table to merge rows into."),
-        *options,
-        click.Option(
-            ["--compare"], is_flag=True, help="Keep the output's configuration unless the new one clearly wins."
-        ),
-        click.Option(["--min-improvement-pct"], default=3.0, show_default=True, help="What clearly is, in percent."),
-        click.Option(["--gains-only"], is_flag=True, help="Leave out rows that do not clearly beat the default rule."),
-        click.Option(["--resume"], is_flag=True, help="Skip cells that the output already has."),
-        click.Option(
-            ["--workers"], default=1, show_default=True, type=click.IntRange(min=1), help="Processes (emulator only)."
-        ),
-        click.Option(["--ray"], metavar="ADDRESS", help="Run on this Ray cluster: auto or HOST:PORT (emulator only)."),
-        click.Option(["--plot", "picture"], type=path, help="Draw the candidates' times here (needs matplotlib)."),
-    ]
-    return click.Command(tuner.family.table.family, params=common, help=summary, callback=run)

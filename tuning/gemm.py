@@ -1,4 +1,4 @@
-"""The tuner of a GEMM family: operands, counts, and the options of its command.
+"""The tuner of a GEMM family: operands and counts.
 
 Operands are always (xq, x_scale, wq, w_scale) of X[M, K] @ W[N, K]^T. Counters are found by the names that the modules'
 entries give their tensors: out, workspace, and the weight's.
@@ -9,21 +9,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
 import torch
 
-from hipforge.errors import ConfigError
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import Pipeline
 from hipforge.tuning import model
-from hipforge.tuning.cases import DECODE_M, Cell, cells, parse_cell, parse_shape, read_untuned
-from hipforge.tuning.driver import command_for
-from hipforge.tuning.models import weights_of
+from hipforge.tuning.cases import Cell
 from hipforge.tuning.tuner import Counted, Tuner, relative_error
 
 if TYPE_CHECKING:
@@ -90,6 +85,7 @@ def gemm_tuner(
         family=family,
         max_error=max_error,
         default_cells=tuple(default_cells),
+        cell=type(default_cells[0]),
         operands=operands,
         expected=lambda cell, parts: reference(parts),
         run=lambda choice, cell, parts: run(choice, parts),
@@ -126,70 +122,6 @@ def random_operands(cell: Cell, arch: str, device: torch.device, of_x: Quantizer
     """Return (xq, x_scale, wq, w_scale) of normally distributed data, the same for a cell on every run."""
     xq, x_scale = of_x(normal(cell.m, cell.k, 0.5, seed=0), arch)
     return (xq.to(device), x_scale.to(device), *_weight(cell.n, cell.k, arch, device, of_w))
-
-
-CONFIG_OPTIONS: tuple[click.Option, ...] = (
-    click.Option(["--config"], type=click.Path(path_type=Path), help="A model's config.json: its weights at --tp."),
-    click.Option(["--tp"], default=1, show_default=True, type=click.IntRange(min=1), help="GPUs that share the model."),
-)
-
-
-def gemm_command(
-    tuner: Tuner[C, Operands],
-    summary: str,
-    more: Sequence[click.Option] = (),
-    cell: Callable[..., C] | None = None,
-) -> click.Command:
-    """Return the command of a GEMM family's tuner.
-
-    Args:
-        tuner: the family's.
-        summary: the command's help.
-        more: options that say what a cell is beside its sizes.
-        cell: (a cell of sizes, the values of ``more`` by name) -> the tuner's, where they differ.
-    """
-    options = [
-        click.Option(["-i", "--untuned"], type=click.Path(path_type=Path), help="CSV with columns M,N,K of cells."),
-        click.Option(["--shapes"], multiple=True, metavar="M,N,K", help="4,768,6144, or N,K with -m; repeatable."),
-        click.Option(["-m", "--batch", "batches"], multiple=True, type=click.IntRange(min=1), help="M; repeatable."),
-        *CONFIG_OPTIONS,
-        *more,
-    ]
-
-    def wanted(*, untuned: Any, shapes: Any, batches: Any, config: Any, tp: int, **own: Any) -> Sequence[C]:
-        found: Any = _wanted(tuner.default_cells, untuned, shapes, batches, config, tp)
-        if found is None:
-            return [one for one in tuner.default_cells if not batches or one.m in batches]
-        return found if cell is None else [cell(one, **own) for one in found]
-
-    return command_for(tuner, summary, options, wanted)
-
-
-def _wanted(
-    by_default: Sequence[Cell],
-    untuned: Path | None,
-    shapes: tuple[str, ...],
-    batches: tuple[int, ...],
-    config: Path | None = None,
-    tp: int = 1,
-) -> list[Cell] | None:
-    """Return the cells that the options name, or None where they name no shape."""
-    if untuned is not None:
-        if shapes or batches or config is not None:
-            raise ConfigError("give either -i FILE or --shapes or --config and -m, not both")
-        return read_untuned(untuned)
-    if config is not None:
-        if shapes:
-            raise ConfigError("give either --shapes or --config, not both")
-        return cells(weights_of(config, tp).dense, batches or DECODE_M)
-    if not shapes:
-        return None
-    whole = [text for text in shapes if "m=" in text.lower() or text.lower().replace("x", ",").count(",") == 2]
-    weights = [parse_shape(text) for text in shapes if text not in whole]
-    if batches and not weights:
-        raise ConfigError("-m is for --shapes of N,K; those given have an M")
-    found = cells(weights, batches or sorted({cell.m for cell in by_default}))
-    return sorted({*found, *map(parse_cell, whole)})
 
 
 def works(counts: Counters, pipeline: Pipeline, weight: str) -> list[model.Work]:

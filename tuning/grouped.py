@@ -1,4 +1,4 @@
-"""The tuner of a grouped GEMM family: cells of routed slots, operands, counts, and the options of its command.
+"""The tuner of a grouped GEMM family: cells of routed slots, operands and counts.
 
 On a GPU candidates are timed and compared with the family's alternatives; on the emulator they are ranked by the model
 of :mod:`hipforge.tuning.model` over their exact counts. Either way each candidate runs once on real data first and is
@@ -9,13 +9,10 @@ A row applies to numbers of slots above the next smaller row's M, up to its own 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
-import click
 import torch
 
 from hipforge.errors import ConfigError
@@ -24,10 +21,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 from hipforge.tuning import model
-from hipforge.tuning.cases import DECODE_M, parse_shape
-from hipforge.tuning.driver import command_for
-from hipforge.tuning.gemm import CONFIG_OPTIONS, Quantizer, normal, works
-from hipforge.tuning.models import weights_of
+from hipforge.tuning.gemm import Quantizer, normal, works
 from hipforge.tuning.tuner import Counted, Tuner, relative_error
 
 
@@ -216,6 +210,7 @@ def grouped_tuner(
         return counted
 
     more.setdefault("loop", lambda name: family.kernel(name).loop or name)
+    more.setdefault("cell", type(default_cells[0]))
     return Tuner(
         family=family,
         max_error=max_error,
@@ -228,73 +223,3 @@ def grouped_tuner(
         bytes_per_call=lambda parts: len(parts.busy) * parts.w[0].numel(),
         **more,
     )
-
-
-def grouped_command(
-    tuner: Tuner[C, MoeOperands], summary: str, cell: Callable[..., C], more: Sequence[click.Option] = ()
-) -> click.Command:
-    """Return the command of a grouped GEMM family's tuner.
-
-    Args:
-        tuner: the family's.
-        summary: the command's help.
-        cell: makes one, called with the attributes of :class:`MoeCell` and those that ``more`` gives.
-        more: options whose values are attributes of cells too.
-    """
-    count = click.IntRange(min=1)
-    options = [
-        click.Option(["--n", "columns"], multiple=True, type=count, help="Only this N; repeatable."),
-        click.Option(["--shapes"], multiple=True, metavar="N,K", help="An expert's weight; repeatable."),
-        click.Option(
-            ["-m", "--batch", "batches"], multiple=True, type=count, help="Slots; tokens with --config; repeatable."
-        ),
-        click.Option(["--experts"], default=128, show_default=True, type=count, help="E, with --shapes."),
-        click.Option(["--top-k"], default=4, show_default=True, type=count, help="Slots of a token, with --shapes."),
-        click.Option(
-            ["--a-div"], default=1, show_default=True, type=count, help="Slots per activation row, with --shapes."
-        ),
-        click.Option(["--weighted/--unweighted"], help="Whether slots have weights, with --shapes."),
-        *CONFIG_OPTIONS,
-        *more,
-    ]
-    own = [option.name for option in more if option.name is not None]
-    return command_for(tuner, summary, options, functools.partial(_wanted, tuner.default_cells, cell, own))
-
-
-def _wanted(
-    by_default: Sequence[C],
-    cell: Callable[..., C],
-    own: Sequence[str],
-    columns: tuple[int, ...],
-    shapes: tuple[str, ...],
-    batches: tuple[int, ...],
-    experts: int,
-    top_k: int,
-    a_div: int,
-    weighted: bool,
-    config: Path | None,
-    tp: int,
-    **more: Any,
-) -> list[C]:
-    given = {name: more[name] for name in own}
-    if shapes and config is not None:
-        raise ConfigError("give either --shapes or --config, not both")
-    if config is not None:
-        found = weights_of(config, tp).experts
-        if found is None:
-            raise ConfigError(f"{config} is of a model without experts")
-        sizes = {"experts": found.count, "top_k": found.top_k}
-        made = [
-            cell(n, k, each, weighted, m * found.top_k, **sizes, **given)
-            for n, k, each, weighted in found.products
-            for m in batches or DECODE_M
-        ]
-    elif shapes:
-        if not batches:
-            raise ConfigError("--shapes of N,K need -m, the number of slots")
-        parsed = map(parse_shape, shapes)
-        sizes = {"experts": experts, "top_k": top_k}
-        made = [cell(n, k, a_div, weighted, m, **sizes, **given) for k, n in parsed for m in batches]
-    else:
-        made = [one for one in by_default if not batches or one.m in batches]
-    return [one for one in made if not columns or one.n in columns]

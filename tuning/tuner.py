@@ -45,6 +45,7 @@ class Tuner(Generic[C, O]):
         family: its table, architectures and candidates.
         max_error: largest relative Frobenius error of a right result.
         default_cells: what is tuned where nothing is asked for.
+        cell: makes one of the numbers that :mod:`hipforge.tuning.options` reads.
         operands: data of a cell on an architecture's device, the same on every run.
         expected: the exact result of operands.
         run: launches a candidate on operands and returns the result.
@@ -69,6 +70,7 @@ class Tuner(Generic[C, O]):
     family: Family[Any]
     max_error: float
     default_cells: tuple[C, ...]
+    cell: Callable[..., C]
     operands: Callable[[C, str, torch.device], O]
     expected: Callable[[C, O], torch.Tensor]
     run: Callable[[Choice, C, O], torch.Tensor]

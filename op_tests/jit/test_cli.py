@@ -55,6 +55,11 @@ print("imported:", *(name for name in ("torch", "rich", "hipforge.jit") if name 
     ("words", "told"),
     [
         (("tune", "--help"), "mxfp8_gemm "),
+        (("tune", "mxfp8_gemm", "--help"), "15 weight shapes of MiniMax-M3"),
+        (("tune", "mxfp8_gemm", "--shape", "1,2,3"), "--shapes"),
+        (("tune", "mxfp8_gemm", "-o", "t.csv", "--shapes", "4"), "expected N,K"),
+        (("tune", "mxfp4_grouped_gemm", "-o", "t.csv", "--shapes", "4,768"), "need -m"),
+        (("tune", "decode_attention_fp8", "-o", "t.csv", "--keys", "0"), "x>=1"),
         (("time-model", "no-such.json"), "no-such.json cannot be read"),
         (("bench-model", "no-such.json"), "no-such.json cannot be read"),
         (("time", "mxfp8_linear", "4,768"), "expected M,N,K"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import hipforge
 from hipforge import devices, explain
 from hipforge.cli.main import cli
+from hipforge.cli.tune import command_of
 from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.ops.core.dispatch import clear_decisions
@@ -26,7 +27,6 @@ from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.families import fp8_skinny_gemm as skinny_gemm_fp8
-from hipforge.tuning.gemm import gemm_command
 from hipforge.tuning.search import Candidate, search
 from hipforge.tuning.tuner import MACHINES, Modelled, relative_error
 
@@ -179,7 +179,8 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     tuner = skinny_gemm_fp8.TUNER
     few = dataclasses.replace(tuner, most_trials=2)
-    command = gemm_command(few, "two trials")
+    monkeypatch.setattr(skinny_gemm_fp8, "TUNER", few)
+    command = command_of("fp8_skinny_gemm")
     result = CliRunner().invoke(command, ["-o", str(path), "--shapes", "n=96,k=544", "-m", "3"], catch_exceptions=False)
     assert result.exit_code == 0 and "1 rows written" in result.output
     [row] = read_rows(FP8_SKINNY_GEMM, path)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import hipforge
 from hipforge.cli.main import cli
+from hipforge.cli.tune import command_of
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables
@@ -139,15 +140,15 @@ def test_candidates_are_those_of_every_kernel_of_the_family(case: Case) -> None:
 
 
 def test_cells_are_those_of_a_models_experts_or_of_shapes() -> None:
-    def asked(module: Any, *arguments: str) -> list[Any]:
-        return module.command.callback(**module.command.make_context("tune", [*arguments, "-o", "x"]).params)
+    def asked(family: str, *arguments: str) -> None:
+        command_of(family).main([*arguments, "-o", "x"], standalone_mode=False)
 
     found: list[Any] = []
-    for module, cell in ((fp8_grouped_gemm, ScaledMoeCell), (mxfp4_grouped_gemm, MoeCell)):
+    for family, cell in (("fp8_grouped_gemm", ScaledMoeCell), ("mxfp4_grouped_gemm", MoeCell)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver, "tune", lambda tuner, wanted, output, **more: found.append(wanted) or 0)
-            asked(module, "--config", str(EXAMPLES / "qwen3_235b_a22b.json"), "--tp", "4", "-m", "2")
-            asked(module, "--shapes", "64,256", "-m", "8", "--experts", "6", "--top-k", "2", "--weighted")
+            asked(family, "--config", str(EXAMPLES / "qwen3_235b_a22b.json"), "--tp", "4", "-m", "2")
+            asked(family, "--shapes", "64,256", "-m", "8", "--experts", "6", "--top-k", "2", "--weighted")
         sizes = {"experts": 128, "top_k": 8}
         assert found == [
             [cell(768, 4096, 8, False, 16, **sizes), cell(4096, 384, 1, True, 16, **sizes)],

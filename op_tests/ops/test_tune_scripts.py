@@ -12,6 +12,8 @@ import pytest
 from hipforge import devices
 from hipforge.cli.tune import TUNERS
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
+from hipforge.tuning.families.fp8_gemm import QUANTIZERS
+from hipforge.tuning.options import OPTIONS
 
 FOLDER = Path(__file__).resolve().parents[1]
 GEMM = ("--shapes", "64,256", "-m", "1")
@@ -46,6 +48,10 @@ SCRIPTS = {
 def test_every_script_is_run_here_and_every_family_has_one() -> None:
     assert {path.name for path in FOLDER.glob("tune_*.py")} == set(SCRIPTS)
     assert {script.family for script in SCRIPTS.values()} == set(TUNERS)
+
+
+def test_the_blocks_that_the_command_offers_are_those_of_the_tuner() -> None:
+    assert [int(block) for block in OPTIONS["block"][0].type.to_info_dict()["choices"]] == [*QUANTIZERS]
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

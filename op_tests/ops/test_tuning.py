@@ -11,6 +11,7 @@ import sys
 import textwrap
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,10 +27,11 @@ from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
 from hipforge.ops.mxfp4_gemm.kernels.waves import ring_steps
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.ops.mxfp8_gemm.kernels import gemv, mfma, wave_split
-from hipforge.tuning import driver, gemm, model, timing, work
+from hipforge.tuning import driver, model, timing, work
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
 from hipforge.tuning.families import mxfp4_gemm as mxfp4_gemm
 from hipforge.tuning.families import mxfp8_gemm as mxfp8_gemm
+from hipforge.tuning.options import CELLS
 from hipforge.tuning.search import Candidate, Trial, search
 from hipforge.tuning.table_writer import merge_rows
 
@@ -76,10 +78,12 @@ def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
     for text in ("6144", "6144,0", "a,b", "1,2,3"):
         with pytest.raises(ConfigError, match="expected N,K"):
             parse_shape(text)
-    wanted = gemm._wanted((), None, ("1,48,256", "48x256", "m=3,n=48,k=256"), (2,))
+    given = {"untuned": None, "config": None, "tp": 1, "batches": (2,)}
+    tuner = lambda: SimpleNamespace(cell=Cell)
+    wanted = CELLS["gemm"](tuner, shapes=("1,48,256", "48x256", "m=3,n=48,k=256"), **given)
     assert wanted == [Cell(48, 256, m) for m in (1, 2, 3)]
     with pytest.raises(ConfigError, match="-m is for --shapes of N,K"):
-        gemm._wanted((), None, ("1,48,256",), (2,))
+        CELLS["gemm"](tuner, shapes=("1,48,256",), **given)
     path = tmp_path / "untuned.csv"
     path.write_text("gfx, M,N,K\ngfx950,4,64,128\ngfx950,1,64,128\ngfx950,4,64,128\n")
     assert read_untuned(path) == [Cell(64, 128, 1), Cell(64, 128, 4)]

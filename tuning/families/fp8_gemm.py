@@ -1,14 +1,13 @@
 """The tuner of the scaled fp8 GEMM: kernel and configuration for each (M, N, K) and kind of scales.
 
-By default there is a scale per row of X and of W, as serving quantises activations and weights; ``--block`` asks for
-blocks of 128 x 128 with float32 scales, or of 32 x 32 with e8m0 scales.
+By default the weight shapes of MiniMax-M3 x M = 1 to 64, with a scale per row of X and of W, as serving quantises
+activations and weights; ``--block`` asks for blocks of 128 x 128 with float32 scales, or of 32 x 32 with e8m0 scales.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import click
 import torch
 
 from hipforge.ops.core.dispatch import Choice
@@ -21,8 +20,9 @@ from hipforge.ops.reference import fp8_mm, quantize_mxfp8
 from hipforge.ops.reference.fp8 import Scales, quantize_fp8_blocks, quantize_fp8_rows, quantize_fp8_weights, scales_of
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.gemm import Operands, Quantizer, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, Quantizer, gemm_tuner
 
+OPTIONS = ("gemm", "block")
 # Besides MiniMax-M3's shapes that of its experts' down projection, for which there are published times.
 SHAPES = (*MINIMAX_M3, (6144, 2048))
 
@@ -70,15 +70,6 @@ QUANTIZERS: dict[int, tuple[Quantizer, Quantizer]] = {
 }
 """What makes the operands of X and of W, by the rows of W that share scales."""
 
-BLOCK_OPTION = click.Option(
-    ["--block"],
-    type=click.Choice([str(block) for block in QUANTIZERS]),
-    default="0",
-    show_default=True,
-    callback=lambda context, option, value: int(value),
-    help="Rows of W, and elements of K, that share a scale; 0 for a scale per row.",
-)
-
 
 def _run(choice: Choice, parts: Operands) -> torch.Tensor:
     xq, x_scale, wq, w_scale = parts
@@ -94,12 +85,4 @@ TUNER = gemm_tuner(
     quantizers=lambda cell: QUANTIZERS[cell.block],
     reference=lambda parts: fp8_mm(*parts, out_dtype=torch.float32),
     run=_run,
-)
-
-command = gemm_command(
-    TUNER,
-    "Choose kernel and configuration of the scaled fp8 GEMM for each cell; by default the weight shapes of MiniMax-M3 "
-    "x M = 1 to 64 with scales per row. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
-    [BLOCK_OPTION],
-    lambda cell, block: ScaledCell(cell.n, cell.k, cell.m, block),
 )

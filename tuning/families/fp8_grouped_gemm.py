@@ -1,4 +1,7 @@
-"""The tuner of the MoE grouped GEMM over fp8: kernel and parameters for each weight shape, slots and kind of scales."""
+"""The tuner of the MoE grouped GEMM over fp8: kernel and parameters for each weight shape, slots and kind of scales.
+
+By default those of Qwen3-235B-A22B on one of four GPUs.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ import torch
 from hipforge.ops.fp8_grouped_gemm import FAMILY
 from hipforge.ops.reference import fp8_mm
 from hipforge.ops.reference.fp8 import Scales
-from hipforge.tuning.families.fp8_gemm import BLOCK_OPTION, QUANTIZERS
+from hipforge.tuning.families.fp8_gemm import QUANTIZERS
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.grouped import Format, MoeCell, grouped_command, grouped_tuner
+from hipforge.tuning.grouped import Format, MoeCell, grouped_tuner
+
+OPTIONS = ("grouped", "block")
 
 
 @dataclass(frozen=True, order=True)
@@ -49,12 +54,4 @@ TUNER = grouped_tuner(
     default_cells=DEFAULT_CELLS,
     made_of=lambda cell: FORMATS[cell.block],
     entry=lambda cell: (int(KINDS[cell.block]),),
-)
-
-command = grouped_command(
-    TUNER,
-    "Choose kernel and parameters of the MoE grouped GEMM over fp8 for each weight shape; by default those of "
-    "Qwen3-235B-A22B on one of four GPUs. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
-    ScaledMoeCell,
-    [BLOCK_OPTION],
 )

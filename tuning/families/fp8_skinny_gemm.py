@@ -1,5 +1,7 @@
 """The tuner of the skinny fp8 GEMM: kernel and configuration for each (M, N, K) and architecture.
 
+By default the QKV, gate/up and down projections of Llama-3.1-405B under TP8 x M = 1, 8, 16, 32.
+
 Candidates are what the rules of :mod:`hipforge.ops.fp8_skinny_gemm.kernels.wave_split` and, for the queue kernel, of
 :mod:`hipforge.ops.fp8_skinny_gemm.space` allow, with one row of tiles, so that a weight byte is loaded once, and the
 deepest queue that fits. There are thousands: the model over what is known without running them (bytes, trips to memory,
@@ -24,8 +26,10 @@ from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
 from hipforge.tuning.cases import Cell, cells
-from hipforge.tuning.gemm import Operands, both, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, both, gemm_tuner
 from hipforge.tuning.tuner import Baselines
+
+OPTIONS = ("gemm",)
 
 # One rounding to fp16 gives at most 2^-11 = 4.9e-4, fp32 sums of 2^14 products less; a single wrong block of 256 k of
 # 16384 gives more than 1e-1.
@@ -114,11 +118,4 @@ TUNER = gemm_tuner(
     weight="b",
     bound=bound,
     most_trials=MOST_TRIALS,
-)
-
-command = gemm_command(
-    TUNER,
-    "Choose kernel, tile, waves and split_k of the skinny fp8 GEMM for each cell; by default the QKV, gate/up and down "
-    "projections of Llama-3.1-405B under TP8 x M = 1, 8, 16, 32. On a GPU cells are measured; elsewhere a model ranks "
-    "them and rows say so.",
 )

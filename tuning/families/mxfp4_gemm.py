@@ -1,4 +1,7 @@
-"""The tuner of the MXFP4 GEMM: kernel, tile and K splits for each (M, N, K)."""
+"""The tuner of the MXFP4 GEMM: kernel, tile and K splits for each (M, N, K).
+
+By default the shapes of the MXFP4 GEMM task.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from hipforge.ops.mxfp4_gemm.family import FAMILY
 from hipforge.ops.mxfp4_gemm.raw import launch
 from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4
 from hipforge.tuning.cases import Cell
-from hipforge.tuning.gemm import Operands, both, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, both, gemm_tuner
 
+OPTIONS = ("gemm",)
 MAX_ERROR = 3e-3  # as for MX-FP8: one rounding to bf16 gives 1.7e-3
 
 # (m, n, k) of the MXFP4 GEMM task: its tests and its benchmarks.
@@ -33,10 +37,4 @@ TUNER = gemm_tuner(
     quantizers=both(lambda x, arch: quantize_mxfp4(x)),
     reference=lambda parts: mxfp4_mm_packed(*parts, out_dtype=torch.float32),
     run=_run,
-)
-
-command = gemm_command(
-    TUNER,
-    "Choose kernel, m_sub, n_sub and k_splits of the MXFP4 GEMM for each cell; by default the shapes of the MXFP4 GEMM "
-    "task. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
 )

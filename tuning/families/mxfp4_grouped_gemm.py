@@ -1,4 +1,7 @@
-"""The tuner of the MoE grouped GEMM with MXFP4 weights: kernel and parameters for each weight shape and slots."""
+"""The tuner of the MoE grouped GEMM with MXFP4 weights: kernel and parameters for each weight shape and slots.
+
+By default those of gpt-oss-120b.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mxfp4_grouped_gemm import FAMILY
 from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.grouped import Format, MoeCell, grouped_command, grouped_tuner
+from hipforge.tuning.grouped import Format, MoeCell, grouped_tuner
+
+OPTIONS = ("grouped",)
 
 
 def _activations(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,10 +38,3 @@ DEFAULT_CELLS = tuple(
 )
 
 TUNER = grouped_tuner(FAMILY, max_error=MAX_ERROR, default_cells=DEFAULT_CELLS, made_of=lambda cell: FORMAT)
-
-command = grouped_command(
-    TUNER,
-    "Choose kernel and parameters of the MoE grouped GEMM with MXFP4 weights for each weight shape; by default those "
-    "of gpt-oss-120b. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
-    MoeCell,
-)

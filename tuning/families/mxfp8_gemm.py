@@ -1,5 +1,7 @@
 """The tuner of the small-M MX-FP8 GEMM: which kernel and parameters for each (M, N, K).
 
+By default the 15 weight shapes of MiniMax-M3 x M = 1 to 64.
+
 On a GPU candidates are timed and compared with Triton; on the emulator they are ranked by the model of
 :mod:`hipforge.tuning.model` over their exact counts. Either way each candidate runs once on real data first and is
 rejected if its result is wrong or its build exceeds the module's resource limits.
@@ -18,8 +20,10 @@ from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning import timing
 from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells
-from hipforge.tuning.gemm import Operands, both, gemm_command, gemm_tuner
+from hipforge.tuning.gemm import Operands, both, gemm_tuner
 from hipforge.tuning.tuner import Baselines
+
+OPTIONS = ("gemm",)
 
 # float32 accumulation and one rounding to bf16 give 1.7e-3 (uniform rounding within half a unit of 8 bits); a single
 # wrong scale byte in one block of a K of 6144 gives more than 1e-2.
@@ -48,10 +52,4 @@ TUNER = gemm_tuner(
     reference=lambda parts: mxfp8_mm(*parts, out_dtype=torch.float32),
     run=lambda choice, parts: launch(choice, new_result(parts[0], parts[2]), *parts),
     baselines=_baselines,
-)
-
-command = gemm_command(
-    TUNER,
-    "Choose kernel and configuration of the small-M MX-FP8 GEMM for each cell; by default the 15 weight "
-    "shapes of MiniMax-M3 x M = 1 to 64. On a GPU cells are measured; elsewhere a model ranks them and rows say so.",
 )

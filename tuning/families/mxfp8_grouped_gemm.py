@@ -1,5 +1,7 @@
 """The tuner of the MoE grouped GEMM over MX-FP8: kernel and parameters for each weight shape and number of slots.
 
+By default those of MiniMax-M3.
+
 The number of experts that a row asks for is given here with the cells, not searched.
 """
 
@@ -17,8 +19,10 @@ from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
 from hipforge.ops.triton import mxfp8_grouped as triton_grouped
 from hipforge.tuning import timing
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
-from hipforge.tuning.grouped import Format, MoeCell, MoeOperands, grouped_command, grouped_tuner
+from hipforge.tuning.grouped import Format, MoeCell, MoeOperands, grouped_tuner
 from hipforge.tuning.tuner import Baselines
+
+OPTIONS = ("grouped",)
 
 # Gate and up at tensor-parallel degrees 4 and 8, down at both. Their numbers of slots come from measurements of kernels
 # with the same interface on an MI355X.
@@ -73,14 +77,8 @@ TUNER = grouped_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=DEFAULT_CELLS,
+    cell=_cell,
     made_of=lambda cell: FORMAT,
     given=lambda cell: {"min_experts": cell.min_experts},
     baselines=_baselines,
-)
-
-command = grouped_command(
-    TUNER,
-    "Choose kernel and parameters of the MoE grouped GEMM for each weight shape; by default those of MiniMax-M3. On a "
-    "GPU cells are measured; elsewhere a model ranks them and rows say so.",
-    _cell,
 )

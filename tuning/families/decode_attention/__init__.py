@@ -1,5 +1,7 @@
 """The tuner of decode attention: keys of a block, waves of a work-group and splits, for each problem size.
 
+By default B 1 to 128 x keys 256 to 131072 x the usual heads at D = 128, for any page size.
+
 On a GPU candidates are timed at full size, with Triton's kernels beside them. On the emulator they are ranked by the
 model of :mod:`hipforge.tuning.model` over the counts of :mod:`.counts`, and those that come first by the model of time
 (:mod:`.recording`). Either way each candidate runs on real data first and is rejected if its result is wrong or its
@@ -11,9 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-import click
 import torch
 
 from hipforge.ops.core.family import Family
@@ -21,11 +21,12 @@ from hipforge.ops.decode_attention.family import FAMILY, Problem
 from hipforge.ops.decode_attention.kernels import ANY_PAGE_SIZE
 from hipforge.ops.triton import decode_attention_fp8 as triton_attention
 from hipforge.tuning import timing
-from hipforge.tuning.driver import command_for
 from hipforge.tuning.families.decode_attention.cases import AttentionCell, AttentionOperands, expected, operands
 from hipforge.tuning.families.decode_attention.counts import run, works
 from hipforge.tuning.families.decode_attention.recording import modelled
 from hipforge.tuning.tuner import Baselines, Counted, Tuner, no_baselines
+
+OPTIONS = ("attention",)
 
 # Rounding the weights and the output to bfloat16 gives 1.7e-3 each, 2.4e-3 together; a key left out of 4096 with equal
 # weights, the least that goes wrong, 1.6e-2.
@@ -36,6 +37,8 @@ HEADS = ((1, 1), (1, 8), (1, 16), (2, 1), (2, 8))
 BATCHES = tuple(1 << shift for shift in range(8))
 KEYS = tuple(1 << shift for shift in range(8, 18))
 HEAD_DIM = 128
+USUAL = {"heads": HEADS, "dims": (HEAD_DIM,), "page_sizes": (ANY_PAGE_SIZE,), "keys": KEYS, "batches": BATCHES}
+"""What the options' cells have where an option is not given."""
 
 
 def cells(
@@ -91,6 +94,9 @@ def tuner_of(
         family=family,
         max_error=max_error,
         default_cells=cells,
+        cell=lambda heads, d, page_size, keys, batch: replace(
+            cells[0], kv_heads=heads[0], group=heads[1], d=d, page_size=page_size, keys=keys, batch=batch
+        ),
         operands=operands,
         expected=lambda cell, parts: expected(parts)[0],
         run=lambda choice, cell, parts: run(parts, choice.configuration)[0],
@@ -107,41 +113,3 @@ def tuner_of(
 
 
 TUNER = tuner_of(FAMILY, MAX_ERROR, DEFAULT_CELLS, _baselines)
-_POSITIVE = click.IntRange(min=1)
-
-
-def attention_command(tuner: Tuner[AttentionCell, AttentionOperands], summary: str) -> click.Command:
-    """Return the command of a tuner; cells are its default ones, or every combination of what is given."""
-    usual = {"heads": HEADS, "dims": (HEAD_DIM,), "page_sizes": (ANY_PAGE_SIZE,), "keys": KEYS, "batches": BATCHES}
-
-    def wanted(**given: tuple[Any, ...]) -> Sequence[AttentionCell]:
-        if not any(given.values()):
-            return tuner.default_cells
-        chosen = itertools.product(*(given[name] or values for name, values in usual.items()))
-        return sorted(
-            replace(
-                tuner.default_cells[0], kv_heads=heads[0], group=heads[1], d=d, page_size=page, keys=keys, batch=batch
-            )
-            for heads, d, page, keys, batch in chosen
-        )
-
-    options = [
-        click.Option(["-b", "--batch", "batches"], multiple=True, type=_POSITIVE, help="B; may be repeated."),
-        click.Option(["--keys"], multiple=True, type=_POSITIVE, help="Mkv; may be repeated."),
-        click.Option(
-            ["--heads"], multiple=True, type=(int, int), metavar="HKV G", help="KV heads, query heads of each."
-        ),
-        click.Option(
-            ["--page-size", "page_sizes"], multiple=True, type=click.IntRange(min=0), help="0 stands for any."
-        ),
-        click.Option(["--d", "dims"], multiple=True, type=_POSITIVE, help="Head dimension."),
-    ]
-    return command_for(tuner, summary, options, wanted)
-
-
-command = attention_command(
-    TUNER,
-    "Choose block_n, waves and split_k of decode attention for each problem size; by default B 1 to 128 x keys "
-    "256 to 131072 x the usual heads at D = 128, for any page size. On a GPU cells are measured; elsewhere a model "
-    "ranks them and rows say so.",
-)
