@@ -63,11 +63,12 @@ void entry(Tensor out, Tensor lse, OptionalTensor partial, OptionalTensor partia
        {block_n, waves, splits}, stream);
 }
 
-inline void check_query(const Tensor& q, hf_dtype input, int d) {
-  HF_CHECK_ARCH(q, HF_ARCHS);
-  HF_CHECK(q.dtype() == input && (q.dim() == 3 || q.dim() == 4) && q.size(q.dim() - 1) == d, "q must be ", input,
-           " [B, Mq, Hq, ", d, "] for this variant, or [tokens, Hq, ", d, "] with cu_seqlens_q; got ", q);
-  HF_CHECK(q.is_contiguous() && aligned_to(q.data(), 16), "q must be contiguous and start at a multiple of 16 bytes");
+inline void check_query(const Operands& o, hf_dtype input, int d) {
+  HF_CHECK_ARCH(o.q, HF_ARCHS);
+  if (o.q_starts)
+    check_operand(o.q, "q", input, {"tokens", "Hq", d}, " with cu_seqlens_q", kAligned);
+  else
+    check_operand(o.q, "q", input, {"B", "Mq", "Hq", d}, " without cu_seqlens_q", kAligned);
 }
 
 /// The sizes of q [B, Mq, Hq, D], or with q_starts of q [tokens, Hq, D].
@@ -76,10 +77,6 @@ struct Queries {
 
   Queries(const Tensor& q, const OptionalTensor& q_starts, const Tensor& seqlens, int64_t max_tokens)
       : heads(q.size(q.dim() - 2)), d(q.size(q.dim() - 1)) {
-    HF_CHECK(q.dim() == (q_starts ? 3 : 4), "q must be ", q_starts ? "[tokens, Hq, D] with" : "[B, Mq, Hq, D] without",
-             " cu_seqlens_q; got ", q);
-    HF_CHECK(seqlens.dim() == 1 || seqlens.dim() == 2, "seqlens must be [B], or [B, Hkv] where KV heads have their own keys; got ",
-             seqlens);
     batch = q_starts ? seqlens.size(0) : q.size(0);
     mq = q_starts ? max_tokens : q.size(1);
     tokens = q_starts ? q.size(0) : batch * mq;
@@ -90,31 +87,28 @@ struct Queries {
   }
 };
 
-/// Checks the strides of a cache [pages, page_size, Hkv, ...] of `element` bytes, each but that of a single page, key or head a
-/// multiple of `unit` elements, and fills those of `cache`; a key has `row` bytes. The kernels cut a tile's buffer to its keys
-/// times the bytes between two of them, which takes rows for absent where they overlap, as those of an expanded cache do.
-inline void fill_strides(Cache& cache, const Tensor& data, const char* name, int64_t element, int64_t unit, int64_t row) {
-  HF_CHECK(data.stride(3) == 1, name, " must have its last dimension contiguous; got stride ", data.stride(3));
-  for (int axis = 0; axis < 3; ++axis)
-    HF_CHECK(data.size(axis) == 1 || (data.stride(axis) >= 0 && data.stride(axis) % unit == 0), name,
-             " must have strides that are multiples of ", unit * element, " bytes; got ", data.stride(axis) * element,
-             " along axis ", axis);
+/// Checks the distance of the keys of a cache [pages, page_size, Hkv, ...], and fills what the kernel takes of it. The kernels cut
+/// a tile's buffer to its keys times the bytes between two of them, which takes rows for absent where they overlap, as those of an
+/// expanded cache do.
+inline Cache cache_of(const Tensor& data, const char* name) {
+  const int64_t element = data.element_bytes(), row = data.size(3) * element;
   const int64_t slot = data.size(1) == 1 ? row : data.stride(1) * element;
   HF_CHECK(slot >= row, name, " has keys of ", row, " bytes that overlap, ", slot,
            " bytes apart (an expanded cache has 0); pass contiguous() of it");
   HF_CHECK(slot <= max_slot_stride(row), name, " has keys ", slot, " bytes apart; at most ", max_slot_stride(row),
            " are addressed");
+  Cache cache = {};
+  cache.data = static_cast<const uint8_t*>(data.data());
   cache.page_stride = element * data.stride(0);
   cache.slot_stride = static_cast<uint32_t>(slot);
   cache.head_stride = element * data.stride(2);
+  return cache;
 }
 
-/// Checks the scale of a cache's elements, one or one per KV head, and puts it into `cache`.
+/// Fills in the scale of a cache's elements, one or one per KV head.
 inline void fill_scale(Cache& cache, const Tensor& scale, const char* name, int64_t kv_heads) {
-  HF_CHECK(scale.dtype() == HF_F32 && scale.is_contiguous() && (scale.numel() == 1 || scale.is_shape(kv_heads)), name,
-           "'s scale must be float32, one element or [", kv_heads, "] (one per KV head); got ", scale);
+  cache.scale_stride = check_one_or(scale, *name == 'k' ? "k_scale" : "v_scale", HF_F32, kv_heads, "KV head");
   cache.scale = scale.data<const float>();
-  cache.scale_stride = scale.numel() == 1 ? 0 : 1;
 }
 
 /// Checks what kind of output is asked for, and fills it in. `out` has q's shape.
@@ -124,14 +118,16 @@ inline void fill_output(Problem& p, const Tensor& out, const OptionalTensor& out
            kMxBlock, " elements");
   const bool quantised = out_scale || block_scales;
   const auto format = fused_fp8::format_of(q);
-  HF_CHECK(quantised ? out.dtype() == format.dtype() : out.dtype() == q.dtype() || out.dtype() == HF_F32, "out must be ",
-           quantised ? dtype_name(format.dtype()) : "of q's dtype, or float32", "; got ", out);
-  check_aligned(out, "out", out.dtype() == q.dtype() ? 8 : 16);  // what a lane stores at once
+  const Dtypes results = quantised ? Dtypes(format.dtype()) : Dtypes(q.dtype(), HF_F32);
+  const Placement stored{out.dtype() == q.dtype() ? 8u : 16u};  // what a lane stores at once
+  if (q.dim() == 3)
+    check_operand(out, "out", results, {q.size(0), q.size(1), q.size(2)}, ", the shape of q", stored);
+  else
+    check_operand(out, "out", results, {q.size(0), q.size(1), q.size(2), q.size(3)}, ", the shape of q", stored);
   p.output = out_scale ? Output::fp8 : block_scales ? Output::mxfp8 : out.dtype() == HF_F32 ? Output::f32 : Output::input;
   if (out_scale) {
-    const Tensor scale = *out_scale;
-    HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "out_scale must be one float32; got ", scale);
-    p.out_scale = scale.data<const float>();
+    check_one(*out_scale, "out_scale", HF_F32);
+    p.out_scale = out_scale.data<const float>();
   }
   if (block_scales) {
     check_operand(*block_scales, "scale_out", kE8m0, {sizes.tokens, sizes.heads * sizes.d / kMxBlock});
@@ -156,15 +152,15 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   if (own_keys)
     check_operand(seqlens, "seqlens", HF_I32, {batch, kv_heads}, " = [B, Hkv]");
   else
-    check_operand(seqlens, "seqlens", HF_I32, {batch});
+    check_operand(seqlens, "seqlens", HF_I32, {batch}, ", or [B, Hkv] where KV heads have their own keys");
   HF_CHECK(!own_keys || block_tables, "seqlens [B, Hkv] needs block_tables [B, Hkv, max_pages]");
   int64_t max_keys = k.size(1);
   if (block_tables) {
     const Tensor tables = *block_tables;
     if (own_keys)
-      check_operand(tables, "block_tables", HF_I32, {batch, kv_heads, tables.size(-1)}, " = [B, Hkv, max_pages]");
+      check_operand(tables, "block_tables", HF_I32, {batch, kv_heads, "max_pages"}, " = [B, Hkv, max_pages]");
     else
-      check_operand(tables, "block_tables", HF_I32, {batch, tables.size(-1)}, " = [B, max_pages]");
+      check_operand(tables, "block_tables", HF_I32, {batch, "max_pages"}, " = [B, max_pages]");
     HF_CHECK(k.size(1) >= kTileN && k.size(1) % kTileN == 0, "page_size must be a positive multiple of ", kTileN,
              " (keys of one matrix instruction); got ", k.size(1));
     p.block_tables = tables.data<const int32_t>();
@@ -176,8 +172,6 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
   }
   HF_CHECK(max_keys <= kMaxKeys, "a sequence may have at most ", kMaxKeys, " keys; got room for ", max_keys);
   const bool ragged = q_starts.has_value();
-  HF_CHECK((ragged ? out.is_shape(tokens, heads, d) : out.is_shape(batch, mq, heads, d)) && out.is_contiguous(),
-           "out must be contiguous and of the shape of q, ", q, "; got ", out);
   fill_output(p, out, out_scale, block_scales, q, sizes);
   if (ragged)
     check_operand(lse, "lse", HF_F32, {heads, tokens}, " = [Hq, tokens]");
@@ -185,8 +179,7 @@ inline void fill_problem(Problem& p, const Operands& o, const Options& options, 
     check_operand(lse, "lse", HF_F32, {batch, heads, mq}, " = [B, Hq, Mq]");
   if (splits > 1) {
     HF_CHECK(partial && partial_lse, "split_k > 1 needs both workspaces");
-    check_operand(*partial, "partial", HF_F32, {splits, rows, d});
-    check_aligned(*partial, "partial");
+    check_operand(*partial, "partial", HF_F32, {splits, rows, d}, "", kAligned);
     check_operand(*partial_lse, "partial_lse", HF_F32, {splits, rows});
     p.partial = partial.data<float>();
     p.partial_lse = partial_lse.data<float>();

@@ -13,18 +13,17 @@ using wave_split::Scales;
 constexpr int64_t kMaxRows = int64_t{1} << 24;
 
 inline void check_scales(const Tensor& tensor, const char* name, Scales kind, int64_t rows, int64_t k, uint32_t shared) {
-  const bool f32 = kind == Scales::kOnce || kind == Scales::kBlocks;
-  HF_CHECK((f32 ? Dtypes(HF_F32) : kE8m0).have(tensor), name, f32 ? " must be float32; got " : " holds e8m0 bytes: uint8 or "
-           "float8_e8m0fnu; got ", tensor.dtype());
-  check_contiguous(tensor, name);
   if (kind == Scales::kOnce) {
+    check_numbers(tensor, name, HF_F32);
     HF_CHECK(tensor.numel() == 1 || tensor.is_shape(rows) || tensor.is_shape(rows, 1), name, " must be one scale or [", rows,
              "], one per row; got ", tensor);
     return;
   }
-  const int64_t groups = ceil_div(rows, shared), block = kind == Scales::kMxShared ? kMxBlock : wave_split::kStep;
-  HF_CHECK(tensor.is_shape(groups, ceil_div(k, block)), name, " must be [", groups, ", ", ceil_div(k, block),
-           "], one scale per ", shared, " rows and ", block, " elements of K; got ", tensor);
+  const bool mx = kind == Scales::kMxShared;
+  const int64_t groups = ceil_div(rows, shared), block = mx ? kMxBlock : wave_split::kStep;
+  static_assert(kMxBlock == 32 && wave_split::kStep == 128, "as the message says");
+  check_operand(tensor, name, kind == Scales::kBlocks ? Dtypes(HF_F32) : kE8m0, {groups, ceil_div(k, block)},
+                mx ? ", one scale per 32 elements of K" : ", one scale per 128 elements of K");
 }
 
 /// Checks the operands and returns the problem; its options are for the kernel, without the sizes of work-groups.

@@ -10,8 +10,7 @@ using wave_split::Scales;
 
 /// One scale for each of `rows` rows of each expert, or one for an expert; A is one expert.
 inline void check_row_scales(const Tensor& tensor, const char* name, int64_t experts, int64_t rows) {
-  HF_CHECK(tensor.dtype() == HF_F32, name, " must be float32; got ", tensor.dtype());
-  check_contiguous(tensor, name);
+  check_numbers(tensor, name, HF_F32);
   HF_CHECK(tensor.numel() == experts || tensor.numel() == experts * rows, name, " must have ", experts * rows,
            " scales, one per row, or ", experts, "; got ", tensor);
 }

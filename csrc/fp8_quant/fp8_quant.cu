@@ -224,26 +224,23 @@ void launch(const Call& call) {
 void fp8_quant_tensorwise_out(hf::Tensor out, hf::OptionalTensor out_t, hf::Tensor inv_scale, hf::Tensor workspace,
                               hf::Tensor x, hipStream_t stream) {
   HF_CHECK_ARCH(x, HF_ARCHS);
-  const bool fnuz = hf::has_fnuz(hf::arch_of(x.device_index()).text);
-  HF_CHECK(x.dtype() == kInputDtype, "x has another dtype than this variant was built for");
-  HF_CHECK(x.is_contiguous(), "x must be contiguous");
+  const bool fnuz = hf::has_fnuz(x);
+  hf::check_numbers(x, "x", kInputDtype);
   HF_CHECK(out.is_contiguous() && out.numel() == x.numel(), "out must be contiguous with as many elements as x (",
            x.numel(), "); got ", out.numel());
   const bool e4m3 = out.dtype() == hf::e4m3_of(fnuz);
-  HF_CHECK(e4m3 || out.dtype() == (fnuz ? HF_E5M2FNUZ : HF_E5M2), "out must be ",
-           hf::fp8_rule(fnuz),
+  HF_CHECK(e4m3 || out.dtype() == (fnuz ? HF_E5M2FNUZ : HF_E5M2), "out must be ", hf::fp8_rule(fnuz),
            ": the device converts to no other 8-bit format");
-  HF_CHECK(inv_scale.dtype() == HF_F32 && inv_scale.numel() == 1, "inv_scale must be one float32");
-  HF_CHECK(workspace.dtype() == HF_I32 && workspace.numel() == 1, "workspace must be one int32");
+  hf::check_one(inv_scale, "inv_scale", HF_F32);
+  hf::check_one(workspace, "workspace", HF_I32);
   Call call{x.data<const Input>(),      0, 0, x.numel(), out.data<uint8_t>(), nullptr,
             inv_scale.data<float>(), workspace.data<uint32_t>(), stream};
   if (out_t) {
     HF_CHECK(x.dim() == 2, "x must be [R, C] for a transposed copy; got ", x.dim(), " dimensions");
     call.rows = x.size(0);
     call.cols = x.size(1);
-    const hf::Tensor transposed = *out_t;
-    hf::check_operand(transposed, "out_t", out.dtype(), {call.cols, call.rows}, ", of out's dtype");
-    call.out_t = transposed.data<uint8_t>();
+    hf::check_operand(*out_t, "out_t", out.dtype(), {call.cols, call.rows}, ", of out's dtype");
+    call.out_t = out_t.data<uint8_t>();
   }
   // The scale is read and written between the passes over x.
   hf::check_not_in_place({inv_scale, "inv_scale"}, {{x, "x"}});

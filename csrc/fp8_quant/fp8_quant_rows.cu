@@ -94,10 +94,9 @@ __global__ __launch_bounds__(kThreads) void quantize_blocks(Arguments a) {
 
 Arguments checked(const hf::Tensor& out, const hf::Tensor& scales, const hf::Tensor& x) {
   HF_CHECK_ARCH(x, HF_ARCHS);
-  HF_CHECK(x.dtype() == hf::dev::dtype_of<Input>, "x has another dtype than this variant was built for");
-  HF_CHECK(x.dim() == 2 && x.is_contiguous() && x.size(1) > 0, "x must be contiguous [rows, K] with K at least 1; got ", x);
-  HF_CHECK(x.size(1) < INT64_C(1) << 31, "K must be less than 2^31; got ", x.size(1));
-  const bool fnuz = hf::has_fnuz(hf::arch_of(x.device_index()).text);
+  hf::check_operand(x, "x", hf::dev::dtype_of<Input>, {"rows", "K"});
+  HF_CHECK(x.size(1) > 0 && x.size(1) < INT64_C(1) << 31, "K must be at least 1 and less than 2^31; got ", x.size(1));
+  const bool fnuz = hf::has_fnuz(x);
   hf::check_operand(out, "out", hf::e4m3_of(fnuz), {x.size(0), x.size(1)}, hf::kOfDevice);
   const bool whole = x.size(1) % kChunk == 0;
   return {.x = x.data<const Input>(),

@@ -15,25 +15,16 @@ struct Operands {
   int64_t b_bytes;  // that b spans
 };
 
-inline void check_payload(const Tensor& tensor, const char* name, const ArchName& arch) {
-  const hf_dtype own = e4m3_of(has_fnuz(arch.text));
-  HF_CHECK(tensor.dtype() == own || tensor.dtype() == HF_U8, name, " must be ", dtype_name(own), " on ", arch.text,
-           " (or a uint8 view of it); got ", tensor.dtype());
-  HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions; got ", tensor);
-  check_aligned(tensor, name, kOperandAlignment);
-}
-
 /// out fp16 [m, n]; a e4m3 [m, k]; b e4m3 [k, n] with stride(0) == 1; scale fp32 [1].
 inline Operands check_operands(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& scale) {
   HF_CHECK_ARCH(b, "gfx942", "gfx950", "sm_90");
-  const auto arch = arch_of(b.device_index());
-  check_payload(a, "a", arch);
-  check_payload(b, "b", arch);
+  const Dtypes payload{e4m3_of(has_fnuz(b)), HF_U8};
+  check_operand(a, "a", payload, {"m", "k"}, kOfDevice, kAligned);
+  check_operand(b, "b", payload, {"k", "n"}, kOfDevice, {kOperandAlignment, kAnyStrides.unit});
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   HF_CHECK(b.size(0) == k, "a [m, k] and b [k, n] must have the same k; got a ", a, " and b ", b);
   HF_CHECK(m >= 1 && n >= 1, "m and n must be at least 1; got ", m, " and ", n);
   HF_CHECK(k >= 32 && k % 32 == 0, "k must be a positive multiple of 32; got ", k);
-  check_contiguous(a, "a");
   const int64_t pitch = n == 1 ? k : b.stride(1);
   HF_CHECK(b.stride(0) == 1 && pitch >= k && pitch % kOperandAlignment == 0,
            "b must be column-major: stride(0) == 1 and stride(1) a multiple of 16, at least k = ", k, "; got strides (",
@@ -41,7 +32,7 @@ inline Operands check_operands(const Tensor& out, const Tensor& a, const Tensor&
   const Operands operands{.m = m, .n = n, .k = k, .pitch = pitch, .b_bytes = (n - 1) * pitch + k};
   HF_CHECK(a.bytes() <= kMaxBytes && operands.b_bytes <= kMaxBytes, "a and b must span at most 2^31 - 1 bytes (2 GB); got ",
            a.bytes(), " and ", operands.b_bytes);
-  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
+  check_one(scale, "scale", HF_F32);
   check_operand(out, "out", HF_F16, {m, n});
   return operands;
 }

@@ -227,8 +227,7 @@ void moe_align_block_size_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::
                               hf::OptionalTensor expert_map, int64_t block_m, int64_t experts, bool programmatic,
                               hipStream_t stream) {
   HF_CHECK_ARCH(topk_ids, HF_ARCHS);
-  HF_CHECK(hf::kIndex.have(topk_ids) && topk_ids.dim() == 2 && topk_ids.is_contiguous(),
-           "topk_ids must be contiguous int32 or int64 [T, top_k]; got ", topk_ids);
+  hf::check_operand(topk_ids, "topk_ids", hf::kIndex, {"T", "top_k"});
   HF_CHECK(block_m >= 1, "block_m must be at least 1; got ", block_m);
   HF_CHECK(experts >= 1 && experts <= kMaxExperts, "num_experts must be 1 to ", kMaxExperts, "; got ", experts);
   const int64_t slots = topk_ids.numel();

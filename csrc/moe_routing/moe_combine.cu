@@ -150,8 +150,7 @@ void moe_combine_out(hf::Tensor out, hf::Tensor rows, hf::OptionalTensor weights
                      hf::OptionalTensor expert_map, int64_t top_k, int64_t experts, int64_t local, bool programmatic,
                      hipStream_t stream) {
   HF_CHECK_ARCH(rows, HF_ARCHS);
-  HF_CHECK(rows.dtype() == hf::dev::dtype_of<Input>, "rows has another dtype than this variant was built for");
-  HF_CHECK(rows.dim() == 2 && rows.is_contiguous(), "rows must be contiguous [T * k, N]; got ", rows);
+  hf::check_operand(rows, "rows", hf::dev::dtype_of<Input>, {"T * k", "N"});
   HF_CHECK(top_k >= 1 && rows.size(0) % top_k == 0, "rows must have k = ", top_k, " for each token; got ", rows);
   const int64_t tokens = rows.size(0) / top_k, cols = rows.size(1);
   HF_CHECK(tokens < int64_t{1} << 31, "rows must be of fewer than 2^31 tokens; got ", tokens);

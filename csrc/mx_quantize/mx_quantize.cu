@@ -232,8 +232,7 @@ hf::dev::ScaleMode mode_of(const char* name) {
 // The checks that both entries share; out's are the caller's.
 Arguments checked(hf::Tensor out, hf::Tensor scales, hf::Tensor x) {
   HF_CHECK_ARCH(x, HF_ARCHS);
-  HF_CHECK(x.dtype() == kInputDtype, "x has another dtype than this variant was built for");
-  HF_CHECK(x.dim() == 2 && x.is_contiguous(), "x must be contiguous [rows, K]; got ", x);
+  hf::check_operand(x, "x", kInputDtype, {"rows", "K"});
   const int64_t rows = x.size(0), k = x.size(1);
   HF_CHECK(k >= hf::kMxBlock && k % hf::kMxBlock == 0, "K must be a positive multiple of ", hf::kMxBlock,
            ", the block that shares a scale; got ", k);
@@ -269,7 +268,7 @@ void launch(const Arguments& a, hipStream_t stream) {
 
 void mxfp8_quantize_out(hf::Tensor out, hf::Tensor scale_out, hf::Tensor x, const char* mode, hipStream_t stream) {
   Arguments arguments = checked(out, scale_out, x);
-  const bool fnuz = hf::has_fnuz(hf::arch_of(x.device_index()).text);
+  const bool fnuz = hf::has_fnuz(x);
   hf::check_operand(out, "out", hf::e4m3_of(fnuz), {x.size(0), x.size(1)}, hf::kOfDevice);
   check_plain_scales(scale_out, x);
   arguments.rule = hf::dev::scale_rule(mode_of(mode), fnuz ? hf::dev::kE4m3fnuz : hf::dev::kE4m3fn);

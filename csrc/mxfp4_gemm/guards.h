@@ -17,13 +17,9 @@ constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 inline void check_payload(const Tensor& tensor, const char* name, int64_t max_bytes) {
-  HF_CHECK(tensor.dtype() == HF_U8 || tensor.dtype() == HF_E2M1FN_X2, name,
-           " holds two e2m1 codes per byte: uint8 or float4_e2m1fn_x2; got ", tensor.dtype());
-  HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions, [rows, K/2]; got ", tensor);
-  check_contiguous(tensor, name);
+  check_operand(tensor, name, {HF_U8, HF_E2M1FN_X2}, {"rows", "K/2"}, ", two e2m1 codes per byte", kAligned);
   HF_CHECK(tensor.bytes() <= max_bytes, name, " has ", tensor.bytes(),
            " bytes; the kernel takes at most 2^31 - 1 (2 GB), because a raw-buffer offset is a signed 32-bit number");
-  check_aligned(tensor, name);
 }
 
 /// Checks W and its scales beside X [m, k] and the result.
@@ -58,8 +54,7 @@ inline Shape check_operands(const Tensor& out, const Tensor& Xq, const Tensor& X
 inline Shape check_bf16_operands(const Tensor& out, const Tensor& x, const Tensor& Wq, const Tensor& Ws, int64_t max_bytes) {
   check_payload(Wq, "Wq", max_bytes);
   const int64_t m = x.dim() == 2 ? x.size(0) : 0, n = Wq.size(0), k = 2 * Wq.size(1);
-  check_operand(x, "x", HF_BF16, {m, k}, " = [M, K]");
-  check_aligned(x, "x");
+  check_operand(x, "x", HF_BF16, {m, k}, " = [M, K]", kAligned);
   check_weights(out, Wq, Ws, m, k, false);
   return {m, n, k};
 }

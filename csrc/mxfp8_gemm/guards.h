@@ -15,15 +15,9 @@ struct Shape {
 constexpr int64_t kMaxBytes = (int64_t{1} << 31) - 1;
 constexpr const char* kPerBlock = ", one e8m0 scale per row and 32 elements of K";
 
-inline void check_elements(const Tensor& tensor, const char* name, int32_t dtype = HF_E4M3FN) {
-  const char* const format = dtype == HF_E4M3FN ? "e4m3fn" : "e4m3fnuz";
-  HF_CHECK(tensor.dtype() == dtype || tensor.dtype() == HF_U8, name, " holds ", format, " elements: float8_", format,
-           ", or uint8 with the same bits; got ", tensor.dtype());
-}
-
-inline void check_payload(const Tensor& tensor, const char* name, int32_t dtype = HF_E4M3FN) {
-  check_elements(tensor, name, dtype);
-  HF_CHECK(tensor.dim() == 2, name, " must have 2 dimensions, [rows, K]; got ", tensor);
+/// Elements [..., K] of an fp8 format, or their bits.
+inline void check_payload(const Tensor& tensor, const char* name, int32_t dtype = HF_E4M3FN, Sizes shape = {"rows", "K"}) {
+  check_operand(tensor, name, {static_cast<hf_dtype>(dtype), HF_U8}, shape, ", fp8 elements or their bits", kAligned);
 }
 
 inline void check_bytes(int64_t rows, int64_t k, const char* name, const char* rows_name,
@@ -47,10 +41,6 @@ inline Shape check_payloads(const Tensor& out, const Tensor& xq, const Tensor& w
   check_operand(out, "out", results, {m, n});
   check_bytes(n, k, "Wq", "N", max_bytes);
   check_bytes(m, k, "Xq", "M", max_bytes);
-  for (const auto& [payload, name] : {Named{xq, "Xq"}, Named{wq, "Wq"}}) {
-    check_contiguous(payload, name);
-    check_aligned(payload, name);
-  }
   return shape;
 }
 
@@ -74,7 +64,7 @@ inline Shape check_operands(const Tensor& out, const Tensor& xq, const Tensor& x
 
 /// The e4m3 format that the architecture of a tensor's device reads.
 inline hf_dtype payload_of(const Tensor& tensor) {
-  return e4m3_of(has_fnuz(arch_of(tensor.device_index()).text));
+  return e4m3_of(has_fnuz(tensor));
 }
 
 /// The same where both architectures have the kernel, each in its own fp8 format.

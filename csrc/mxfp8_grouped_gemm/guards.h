@@ -20,26 +20,18 @@ inline void check_same(int64_t said, int64_t real, const char* name, const char*
   HF_CHECK(said == real, name, " = ", said, " disagrees with ", where, ", which says ", real);
 }
 
-inline void check_index(const Tensor& tensor, const char* name) {
-  HF_CHECK(tensor.dim() == 1, name, " must have 1 dimension; got ", tensor);
-  check_operand(tensor, name, HF_I32, {tensor.numel()});
-}
-
 inline void check_experts(const Operands& given) {
   const Tensor& w = given.w;
   if (given.fp4)
-    HF_CHECK(w.dtype() == HF_U8, "w holds two e2m1 elements in a byte of uint8; got ", w.dtype());
+    check_operand(w, "w", HF_U8, {"E", "N", "K/2"}, ", two e2m1 elements in a byte", kAligned);
   else
-    mxfp8::check_elements(w, "w", given.payload);
-  HF_CHECK(w.dim() == 3, "w must have 3 dimensions, [E, N, K", given.fp4 ? "/2" : "", "]; got ", w);
+    mxfp8::check_payload(w, "w", given.payload, {"E", "N", "K"});
   check_same(given.experts, w.size(0), "E", "the shape of w");
   check_same(given.n, w.size(1), "N", "the shape of w");
   check_same(given.k, w.size(2) * (given.fp4 ? 2 : 1), "K", "the shape of w");
   HF_CHECK(given.n >= 1, "N must be at least 1; got ", given.n);
   HF_CHECK(given.experts >= 1 && given.experts <= kMaxInt32, "E must be between 1 and 2^31 - 1; got ", given.experts);
   mxfp8::check_bytes(given.n, given.k, "one expert of w", "N");
-  check_contiguous(w, "w");
-  check_aligned(w, "w");
 }
 
 inline void check_activations(const Operands& given) {
@@ -48,8 +40,6 @@ inline void check_activations(const Operands& given) {
   check_same(given.a_rows, a.size(0), "M_act", "the shape of a_q");
   HF_CHECK(a.size(1) == given.k, "a_q and w must have the same K; got a_q ", a, " and w ", w);
   mxfp8::check_bytes(given.a_rows, given.k, "a_q", "M_act");
-  check_contiguous(a, "a_q");
-  check_aligned(a, "a_q");
   HF_CHECK(given.a_div >= 1 && given.a_div <= kMaxInt32, "a_div must be a positive 32-bit integer; got ", given.a_div);
   const int64_t needed = (given.num_valid + given.a_div - 1) / given.a_div;
   HF_CHECK(given.a_rows >= needed, "a_q has M_act = ", given.a_rows, " rows, but ", given.num_valid,
@@ -57,9 +47,9 @@ inline void check_activations(const Operands& given) {
 }
 
 inline void check_indices(const Operands& given) {
-  check_index(given.sorted_ids, "sorted_token_ids");
-  check_index(given.expert_ids, "expert_ids");
-  check_index(given.padded, "num_tokens_post_padded");
+  for (const auto& [index, name] : {Named{given.sorted_ids, "sorted_token_ids"}, Named{given.expert_ids, "expert_ids"},
+                                    Named{given.padded, "num_tokens_post_padded"}})
+    check_operand(index, name, HF_I32, {index.numel()});
   HF_CHECK(given.block_m >= 4 && given.block_m % 4 == 0, "block_m must be a positive multiple of 4; got ",
            given.block_m);
   const int64_t entries = given.sorted_ids.numel();
@@ -92,14 +82,12 @@ inline void check_operands(const Operands& given) {
 
 /// Checks the bf16 output of one row per slot and the slots' weights.
 inline void check_output(const Tensor& out, const OptionalTensor& slot_weights, const Operands& given) {
-  HF_CHECK(out.dtype() == HF_BF16, "out must be bfloat16; got ", out.dtype());
-  check_contiguous(out, "out");
+  check_numbers(out, "out", HF_BF16);
   HF_CHECK(out.numel() / given.n >= given.num_valid, "out has ", out.numel(), " elements; ", given.num_valid,
            " slots of N = ", given.n, " columns need ", given.num_valid * given.n);
   if (slot_weights.has_value()) {
     const Tensor weights = *slot_weights;
-    HF_CHECK(weights.dtype() == HF_F32, "mul_weight_by must be float32; got ", weights.dtype());
-    check_contiguous(weights, "mul_weight_by");
+    check_numbers(weights, "mul_weight_by", HF_F32);
     HF_CHECK(weights.numel() >= given.num_valid, "mul_weight_by must have one weight per slot, ", given.num_valid,
              "; got ", weights.numel());
   }

@@ -332,8 +332,7 @@ struct Operands {
 // Everything but the scales is filled in.
 Arguments checked(const Operands& given, double epsilon, double weight_offset, hf_dtype out_dtype, const char* why_out) {
   const hf::Tensor input = given.input, weight = given.weight, out = given.out;
-  HF_CHECK(input.dtype() == kInputDtype, "input has another dtype than this variant was built for");
-  HF_CHECK(input.dim() == 2 && input.is_contiguous(), "input must be contiguous [rows, cols]; got ", input);
+  hf::check_operand(input, "input", kInputDtype, {"rows", "cols"});
   const int64_t rows = input.size(0), cols = input.size(1);
   HF_CHECK(cols >= 1, "input must have at least one column; got ", input);
   HF_CHECK(rows < INT64_C(1) << 31, "input must have fewer than 2^31 rows, one work-group each; got ", rows);

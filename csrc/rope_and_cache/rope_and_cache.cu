@@ -130,7 +130,7 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
                         double weight_offset, double epsilon, int64_t num_groups, bool programmatic,
                         hipStream_t stream) {
   HF_CHECK_ARCH(q, HF_ARCHS);
-  const bool fnuz = hf::has_fnuz(hf::arch_of(q.device_index()).text);
+  const bool fnuz = hf::has_fnuz(q);
   check_queries(q_out, q, k, v);
   const int64_t tokens = q.size(0), dim = q.size(2), heads = k.size(1);
   check_tokens(cos_sin, positions, slot_mapping, tokens, dim);

@@ -151,17 +151,15 @@ void sparse_topk_blocks_out(hf::Tensor ids, hf::Tensor tables_out, hf::Tensor le
                             hf::Tensor block_tables, hf::Tensor seqlens, int64_t page_size, int64_t topk, int64_t local_blocks,
                             int64_t block_size, hipStream_t stream) {
   HF_CHECK_ARCH(scores, HF_ARCHS);
-  HF_CHECK(scores.dim() == 4, "scores must be [B, Mq, groups, blocks]; got ", scores);
+  hf::check_operand(scores, "scores", HF_F32, {"B", "Mq", "groups", "blocks"});
   const int64_t batch = scores.size(0), tokens = scores.size(1), groups = scores.size(2), blocks = scores.size(3);
-  hf::check_operand(scores, "scores", HF_F32, {batch, tokens, groups, blocks});
   const auto power = [](int64_t x) { return x > 0 && x <= int64_t{1} << 30 && (x & (x - 1)) == 0; };
   HF_CHECK(power(block_size) && power(page_size) && page_size <= block_size,
            "block_size and page_size must be powers of two, page_size at most block_size; got ", block_size, " and ", page_size);
   HF_CHECK(topk >= 1 && topk <= kMaxChoices, "topk must be 1 to ", kMaxChoices, "; got ", topk);
   HF_CHECK(local_blocks >= 0 && local_blocks <= topk, "local_blocks must be 0 to topk = ", topk, "; got ", local_blocks);
-  HF_CHECK(block_tables.dim() == 2, "block_tables must be [B, max_pages]; got ", block_tables);
+  hf::check_operand(block_tables, "block_tables", HF_I32, {batch, "max_pages"});
   const int64_t max_pages = block_tables.size(1);
-  hf::check_operand(block_tables, "block_tables", HF_I32, {batch, max_pages});
   hf::check_operand(seqlens, "seqlens", HF_I32, {batch});
   HF_CHECK(blocks == (max_pages * page_size + block_size - 1) / block_size && blocks <= kMaxBlocks, "scores must have the ",
            (max_pages * page_size + block_size - 1) / block_size, " blocks that block_tables has room for, at most ",

@@ -241,9 +241,8 @@ using hf::fused_fp8::Format;
 // The checks that both entries share; saturation at the format's largest value is filled in.
 Arguments checked(hf::Tensor out, hf::OptionalTensor next_buffer, hf::Tensor gate_up, const hf::Activation& activation,
                   Format format) {
-  HF_CHECK(gate_up.dtype() == kInputDtype, "gate_up has another dtype than this variant was built for");
-  HF_CHECK(gate_up.dim() == 2 && gate_up.is_contiguous() && gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0,
-           "gate_up must be contiguous [rows, 2 d] with d at least 1; got ", gate_up);
+  hf::check_operand(gate_up, "gate_up", kInputDtype, {"rows", "2 d"});
+  HF_CHECK(gate_up.size(1) >= 2 && gate_up.size(1) % 2 == 0, "gate_up must be [rows, 2 d] with d at least 1; got ", gate_up);
   const int64_t rows = gate_up.size(0), cols = gate_up.size(1) / 2;
   hf::check_operand(out, "out", format.dtype(), {rows, cols}, hf::kOfDevice);
   Arguments arguments{};

@@ -211,8 +211,8 @@ def test_the_entry_refuses_what_the_kernel_does_not_take(arch: str) -> None:
     out = torch.empty(2, 8, dtype=torch.bfloat16)
     blocks = replace(case, xs=torch.ones(2, 1), ws=torch.ones(2, 1))
     for operands, scales, message in (
-        (case, 1, "Xs must be .2, 1., one scale per 1 rows and 128"),
-        (blocks, 1, "Ws must be .1, 1., one scale per 128 rows and 128"),
+        (case, 1, "Xs must be contiguous float32 .2, 1., one scale per 128 elements of K"),
+        (blocks, 1, "Ws must be contiguous float32 .1, 1., one scale per 128 elements of K"),
         (replace(case, xq=case.xq[:, :40].contiguous(), wq=case.wq[:, :40].contiguous()), 0, "multiple of 16"),
         (replace(case, ws=torch.ones(3)), 0, "one scale or .8., one per row"),
     ):

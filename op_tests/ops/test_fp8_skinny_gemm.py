@@ -154,7 +154,7 @@ def test_the_raw_op_refuses_what_the_wrappers_repair():
         GuardError, match=r"float32 \[1, 4, 40\] = \[split_k \* consumers, m, n\]; got float32 \[2, 4, 40\]"
     ):
         ops.skinny_gemm_fp8_out(out, a, b, ONE, torch.zeros(2, 4, 40), True, *waves)
-    with pytest.raises(GuardError, match="a must be float8"):
+    with pytest.raises(GuardError, match="a must be contiguous float8"):
         ops.skinny_gemm_fp8_out(out, a.float().to(OTHER), b, ONE, None, True, *waves)
     odd = torch.zeros(4, 39).half()
     with pytest.raises(GuardError, match="even n; got 39"):

@@ -125,7 +125,7 @@ def test_operands_are_held_to_the_same_guards_as_the_queue_kernels() -> None:
     out, given = torch.zeros(4, 40).half(), (8, 8, 2, 1)
     with pytest.raises(GuardError, match="b must be column-major"):
         skinny_wave_split_out(out, a, b.contiguous(), ONE, None, False, *given)
-    with pytest.raises(GuardError, match="a must be float8"):
+    with pytest.raises(GuardError, match="a must be contiguous float8"):
         skinny_wave_split_out(out, a.float().to(OTHER), b, ONE, None, False, *given)
     with pytest.raises(GuardError, match="out must be contiguous float16"):
         skinny_wave_split_out(out[:3], a, b, ONE, None, False, *given)

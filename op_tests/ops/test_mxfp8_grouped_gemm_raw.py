@@ -61,8 +61,8 @@ def refused(case: Moe, message: str, out: torch.Tensor | None = None, block_n: i
 @pytest.mark.parametrize(
     ("changes", "message"),
     (
-        ({"a": zeros(4, 64, dtype=torch.int8)}, r"a_q holds e4m3fn elements.*got int8"),
-        ({"w": zeros(2, 8, 64, dtype=torch.float8_e5m2)}, r"w holds e4m3fn elements.*got float8_e5m2"),
+        ({"a": zeros(4, 64, dtype=torch.int8)}, r"a_q must be contiguous float8_e4m3fn or uint8 \[rows, K\].*got int8"),
+        ({"w": zeros(2, 8, 64, dtype=torch.float8_e5m2)}, r"w must be .*float8_e4m3fn or uint8 \[E, N, K\].*e5m2"),
         ({"a_scale": zeros(4, 2, dtype=torch.float32)}, r"a_scale must be .*float8_e8m0fnu .*e8m0 scale.*got float32"),
         ({"w_scale": zeros(2, 8, 2, dtype=torch.int32)}, r"w_scale must be .*float8_e8m0fnu .*e8m0 scale.*got int32"),
         ({"a": zeros(4, 32), "a_scale": zeros(4, 1)}, r"must have the same K; got a_q uint8 \[4, 32\]"),
@@ -83,8 +83,9 @@ def refused(case: Moe, message: str, out: torch.Tensor | None = None, block_n: i
          r"num_tokens_post_padded must be contiguous int32 \[1\]; got int64"),
         ({"index": index_with(0, zeros(32, dtype=torch.int32)[::2])}, r"sorted_token_ids must be contiguous"),
         ({"index": index_with(1, zeros(4, dtype=torch.int32)[::2])}, r"expert_ids must be contiguous"),
-        ({"index": index_with(0, zeros(2, 8, dtype=torch.int32))}, r"sorted_token_ids must have 1 dimension"),
-        ({"index": index_with(2, zeros(1, 1, dtype=torch.int32))}, r"num_tokens_post_padded must have 1 dimension"),
+        ({"index": index_with(0, zeros(2, 8, dtype=torch.int32))}, r"sorted_token_ids.* \[16\]; got int32 \[2, 8\]"),
+        ({"index": index_with(2, zeros(1, 1, dtype=torch.int32))},
+         r"num_tokens_post_padded must be contiguous int32 \[1\]; got int32 \[1, 1\]"),
         ({"index": index_with(0, zeros(12, dtype=torch.int32))}, r"multiple of block_m = 8 entries; got 12"),
         ({"index": index_with(1, zeros(1, dtype=torch.int32))}, r"expert_ids must have one entry per tile, 2; got 1"),
         ({"index": index_with(2, zeros(0, dtype=torch.int32))}, r"num_tokens_post_padded must have 1 entry"),
@@ -93,7 +94,7 @@ def refused(case: Moe, message: str, out: torch.Tensor | None = None, block_n: i
         ({"a_div": 0}, r"a_div must be a positive 32-bit integer; got 0"),
         ({"a_div": -1}, r"a_div must be a positive 32-bit integer; got -1"),
         ({"a": zeros(3, 64), "a_scale": zeros(3, 2)}, r"a_q has M_act = 3 rows, but 4 slots .* read rows 0 to 3"),
-        ({"weights": zeros(4, dtype=torch.bfloat16)}, r"mul_weight_by must be float32; got bfloat16"),
+        ({"weights": zeros(4, dtype=torch.bfloat16)}, r"mul_weight_by must be contiguous float32; got bfloat16"),
         ({"weights": zeros(3, dtype=torch.float32)}, r"mul_weight_by must have one weight per slot, 4; got 3"),
         ({"weights": zeros(8, dtype=torch.float32)[::2]}, r"mul_weight_by must be contiguous"),
     ),
@@ -129,7 +130,7 @@ def test_other_block_n_are_refused(block_n: int) -> None:
 @pytest.mark.parametrize(
     ("out", "message"),
     (
-        (zeros(4, 8, dtype=torch.float32), r"out must be bfloat16; got float32"),
+        (zeros(4, 8, dtype=torch.float32), r"out must be contiguous bfloat16; got float32"),
         (zeros(3, 8, dtype=torch.bfloat16), r"out has 24 elements; 4 slots of N = 8 columns need 32"),
         (zeros(8, 4, dtype=torch.bfloat16).t(), r"out must be contiguous"),
     ),

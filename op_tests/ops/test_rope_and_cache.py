@@ -431,7 +431,7 @@ def test_refusals_name_argument_value_and_rule():
     refused("k_cache must have strides that are multiples of 16 bytes; got 24 along axis 2", case("fp8", dim=24))
     other = torch.float8_e4m3fnuz if FP8 is torch.float8_e4m3fn else torch.float8_e4m3fn
     refused("k_cache must be float8", k_cache=good.k_cache.view(other), v_cache=good.v_cache.view(other))
-    refused(r"k_cache's scale must be float32, one element or \[2\]", k_scale=torch.ones(3))
+    refused(r"k_scale must be float32, one element or \[2\]", k_scale=torch.ones(3))
     rows = case("rows")
     refused(r"k_scale_shift must have shape \(3, 16, 2\)", rows, k_scale_shift=words[:2])
     with pytest.raises(GuardError, match="k_cache must not be expanded"):

@@ -28,7 +28,7 @@ static_assert(kBlockN % kTileN == 0 && kBlockN <= kMaxBlockN);
 void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
          hipStream_t stream) {
   const auto [block_n, waves, splits] = configuration;
-  check_query(o.q, kInputDtype, kD);
+  check_query(o, kInputDtype, kD);
   Problem p = {};
   p.k = fp8_cache(o.k, "k", kD, scales.k, scales.k_rows);
   p.v = fp8_cache(o.v, "v", kD, scales.v, scales.v_rows);

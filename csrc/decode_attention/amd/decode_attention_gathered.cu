@@ -1,6 +1,6 @@
 // Decode attention over pages of any size and head dimensions that the other modules have no variant for, gfx950 and gfx942.
 // gathered_kernel.h has the kernels. A variant serves one format of caches and one dtype of q.
-#include "../guards.h"
+#include "../caches.h"
 #include "gathered_kernel.h"
 #include "launch_split.h"
 #include "hipforge/device/element.h"
@@ -22,49 +22,7 @@ enum class Format { fp8, half, int4 };
 using Half = HF_ELEMENT(HF_INPUT);
 constexpr hf_dtype kInputDtype = hf::dev::dtype_of<Half>;
 constexpr Format kFormat = Format::HF_CACHE;
-constexpr int64_t kRowUnit = 8;  // bytes that rows of fp8 and 16-bit elements start at multiples of
-
-/// int4 rows [pages, page_size, Hkv, groups + D/8], the words of scales and those of codes.
-Cache int4_cache_of(const Tensor& data, const char* name, int64_t d, int64_t groups) {
-  const int64_t words = groups + d / 8;
-  HF_CHECK(data.dtype() == HF_I32 && data.dim() == 4 && data.size(3) == words, name, " must be int32 [pages, page_size, Hkv, ",
-           words, "], the words of scales and those of ", d, " nibbles; got ", data);
-  Cache cache = {};
-  fill_strides(cache, data, name, 4, 1, 4 * words);
-  cache.data = static_cast<const uint8_t*>(data.data());
-  return cache;
-}
-
-/// One of fp8 rows or of q's dtype [pages, page_size, Hkv, D], with one scale for all or per KV head, or a word per fp8 row.
-Cache cache_of(const Tensor& data, const char* name, int64_t d, const OptionalTensor& scale, const OptionalTensor& words) {
-  const bool fp8 = kFormat == Format::fp8;
-  const bool accepted = fp8 ? data.dtype() == HF_U8 || data.dtype() == HF_E4M3FN || data.dtype() == HF_E4M3FNUZ
-                            : data.dtype() == kInputDtype;
-  HF_CHECK(accepted && data.dim() == 4 && data.size(3) == d, name, " must be ", fp8 ? "fp8, or uint8 with its bits," : "of q's dtype",
-           " [pages, page_size, Hkv, ", d, "]; got ", data);
-  hf::check_aligned(data, name, kRowUnit);
-  HF_CHECK(scale.has_value() != words.has_value(), name, " needs one scale per tensor or head, or one word per row, not both");
-  HF_CHECK(fp8 || scale, name, "_scale must be given for a cache of 16-bit elements; got None");
-  const int64_t element = data.element_bytes();
-  Cache cache = {};
-  fill_strides(cache, data, name, element, kRowUnit / element, d * element);
-  cache.data = static_cast<const uint8_t*>(data.data());
-  if (scale) {
-    fill_scale(cache, *scale, name, data.size(2));
-    return cache;
-  }
-  const Tensor value = *words;
-  HF_CHECK(value.dtype() == HF_I32 && value.is_shape(data.size(0), data.size(1), data.size(2)), name,
-           "'s scale_shift must be int32 [", data.size(0), ", ", data.size(1), ", ", data.size(2), "]; got ", value);
-  for (int axis = 0; axis < 3; ++axis)
-    HF_CHECK(value.stride(axis) >= 0 && value.stride(axis) <= max_slot_stride(0), name, "'s scale_shift has a stride of ",
-             value.stride(axis), " words along axis ", axis, "; 0 to ", max_slot_stride(0), " are taken");
-  cache.rows = static_cast<const uint8_t*>(value.data());
-  cache.rows_page_stride = 4 * value.stride(0);
-  cache.rows_slot_stride = 4 * static_cast<uint32_t>(value.stride(1));
-  cache.rows_head_stride = 4 * value.stride(2);
-  return cache;
-}
+constexpr uint32_t kRowUnit = 8;  // bytes that rows of fp8 and 16-bit elements start at multiples of
 
 /// fill_problem for pages of any size. It takes pages of whole tiles, so it is shown caches whose pages have one, and what it
 /// takes from that is put right.
@@ -99,7 +57,7 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
          hipStream_t stream) {
   const int64_t d = o.q.size(-1), waves = configuration.waves;
   HF_CHECK(d % 8 == 0 && d >= kLeastDim && d <= kMaxDim, "D must be a multiple of 8 from ", kLeastDim, " to ", kMaxDim, "; got ", d);
-  check_query(o.q, kInputDtype, static_cast<int>(d));
+  check_query(o, kInputDtype, static_cast<int>(d));
   const int64_t parts = parts_of(static_cast<uint32_t>(d)), ranges = waves / parts;
   HF_CHECK(waves <= kMaxWaves && waves % parts == 0 && (ranges == 1 || ranges == 2 || ranges == 4), "waves must be ", parts,
            " at D = ", d, ", one for each ", kPartColumns, " columns, or 2 or 4 times as many up to ", kMaxWaves, "; got ", waves);
@@ -110,11 +68,14 @@ void run(const Operands& o, const Scales& scales, const Options& options, const 
     HF_CHECK(groups >= 1 && groups <= 8 && (groups & (groups - 1)) == 0, "groups must be 1, 2, 4 or 8 per row; got ", groups);
     HF_CHECK(d % (8 * groups) == 0, "D must be a multiple of ", 8 * groups, ", so that each of ", groups,
              " groups has whole words of eight; got ", d);
-    p.k = int4_cache_of(o.k, "k", d, groups);
-    p.v = int4_cache_of(o.v, "v", d, groups);
+    p.k = int4_cache(o.k, "k", d, groups);
+    p.v = int4_cache(o.v, "v", d, groups);
+  } else if constexpr (kFormat == Format::half) {
+    p.k = half_cache(o.k, "k", d, kInputDtype, scales.k, kRowUnit);
+    p.v = half_cache(o.v, "v", d, kInputDtype, scales.v, kRowUnit);
   } else {
-    p.k = cache_of(o.k, "k", d, scales.k, scales.k_rows);
-    p.v = cache_of(o.v, "v", d, scales.v, scales.v_rows);
+    p.k = fp8_cache(o.k, "k", d, scales.k, scales.k_rows, kRowUnit);
+    p.v = fp8_cache(o.v, "v", d, scales.v, scales.v_rows, kRowUnit);
     HF_CHECK(scales.k.has_value() == scales.v.has_value(), "k and v must be scaled in the same way");
   }
   fill_gathered(p, o, options, configuration.splits, ranges);

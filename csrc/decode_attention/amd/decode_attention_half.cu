@@ -25,7 +25,7 @@ constexpr int kD = HF_HEAD_DIM;
 void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
          hipStream_t stream) {
   const int64_t waves = configuration.waves;
-  check_query(o.q, kInputDtype, kD);
+  check_query(o, kInputDtype, kD);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
   Problem p = {};
   p.k = half_cache(o.k, "k", kD, kInputDtype, scales.k);

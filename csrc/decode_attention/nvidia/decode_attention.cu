@@ -53,7 +53,7 @@ void launch_rows(const Problem& p, int64_t batch, int64_t waves, int64_t groups,
 void run(const Operands& o, const Scales& scales, const Options& options, const Configuration& configuration,
          hipStream_t stream) {
   const auto [block_n, waves, splits] = configuration;
-  check_query(o.q, kInputDtype, kD);
+  check_query(o, kInputDtype, kD);
   HF_CHECK(waves == 1 || waves == 2 || waves == 4, "waves must be 1, 2 or 4; got ", waves);
   Problem p = {};
   if constexpr (kFormat == Format::fp8) {

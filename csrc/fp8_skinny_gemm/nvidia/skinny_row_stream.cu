@@ -30,9 +30,7 @@ void skinny_row_stream_out(Tensor out, Tensor a, Tensor b, Tensor scale, bool ac
   HF_CHECK(of.pitch <= kMaxPitch, "a column of b must take at most 2^30 bytes; got a pitch of ", of.pitch);
   HF_CHECK(rows == HF_ROWS && tiles == HF_TILES, "this variant of the module has rows = ", HF_ROWS, " and tiles = ", HF_TILES,
            "; got ", rows, " and ", tiles);
-  HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
-           L::kWarps, "; got ", sharers);
-  HF_CHECK(blocks >= 1 && blocks <= of.n, "blocks must be between 1 and n = ", of.n, "; got ", blocks);
+  check_spread(L::kWarps, sharers, blocks, of.n, "n");
   const Problem problem{out.data(), a.data<uint8_t>(), nullptr, b.data<uint8_t>(), nullptr, scale.data<float>(),
                         static_cast<int>(of.m), static_cast<int>(of.n), static_cast<int>(of.k), static_cast<int>(of.k),
                         static_cast<int>(of.pitch), __builtin_ctzll(sharers), static_cast<int>(of.n / blocks),

@@ -26,6 +26,7 @@ struct ArchName {
 #if defined(HF_DEVICE_PASS)  // which checks host code but compiles none
 
 ArchName arch_of(int device);
+bool has_fnuz(const Tensor& tensor);
 void check_arch(const Tensor& tensor, const char* const* accepted, int count);
 struct DeviceGuard {
   explicit DeviceGuard(const Tensor& tensor);
@@ -64,6 +65,8 @@ inline ArchName arch_of(int device) {
   }
   return arch;
 }
+
+inline bool has_fnuz(const Tensor& tensor) { return has_fnuz(arch_of(tensor.device_index()).text); }
 
 inline void check_arch(const Tensor& tensor, const char* const* accepted, int count) {
   const ArchName arch = arch_of(tensor.device_index());

@@ -22,8 +22,7 @@ void mxfp4_made_out(Tensor out, Tensor x, Tensor Wq, Tensor Ws, bool shuffled, i
                     int64_t k_splits, hipStream_t stream) {
   check_payload(Wq, "Wq", kMaxBytes);
   const int64_t m = x.dim() == 2 ? x.size(0) : 0, n = Wq.size(0), k = 2 * Wq.size(1);
-  hf::check_operand(x, "x", hf::dev::dtype_of<Input>, {m, k}, " = [M, K]");
-  hf::check_aligned(x, "x");
+  hf::check_operand(x, "x", hf::dev::dtype_of<Input>, {m, k}, " = [M, K]", hf::kAligned);
   HF_CHECK(x.bytes() <= kMaxBytes, "x must have at most 2^31 - 1 bytes, because a raw-buffer offset is a signed 32-bit number; got ",
            x.bytes());
   check_weights(out, Wq, Ws, m, k, shuffled);

@@ -38,13 +38,10 @@ void mxfp4_row_stream_out(Tensor out, Tensor x, OptionalTensor Xs, Tensor Wq, Te
   HF_CHECK(m <= kMaxRows, "M must be at most ", kMaxRows, "; got ", m);
   HF_CHECK(k <= kMaxK, "K must be at most ", kMaxK, "; got ", k);
   HF_CHECK(n <= kMaxN, "N must be at most ", kMaxN, "; got ", n);
-  HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
-           L::kWarps, "; got ", sharers);
-  HF_CHECK(blocks >= 1 && blocks <= n, "blocks must be between 1 and N = ", n, "; got ", blocks);
+  check_spread(L::kWarps, sharers, blocks, n, "N");
   hf::check_aligned(Ws, "Ws");
   const int64_t most = shared_bytes<HF_ROWS, HF_TILES>(hf::ceil_div(n, blocks), k);
-  HF_CHECK(most <= hf::kMostShared, "a block keeps the scales of its rows in shared memory, ", most, " bytes in all with blocks = ",
-           blocks, "; sm_90 has ", hf::kMostShared, ": give more blocks");
+  check_shared(most, blocks);
   const bool whole_steps = k % kStep == 0;
   HF_CHECK(whole_steps || HF_TILES != 3, "tiles = 3 needs K % 128 == 0 (scales are read as words); got K = ", k);
   if (whole_steps && Xs) hf::check_aligned(*Xs, "Xs", 4);

@@ -103,14 +103,9 @@ void mxfp8_dequantise_out(Tensor out, Tensor inexact, Tensor codes, Tensor scale
   hf::mxfp8::check_payload(codes, "codes");
   const int64_t rows = codes.size(0), k = codes.size(1);
   HF_CHECK(k % kBlock == 0, "K must be a multiple of ", kBlock, "; got ", k);
-  hf::check_operand(out, "out", HF_BF16, {rows, k});
+  hf::check_operand(out, "out", HF_BF16, {rows, k}, "", hf::kAligned);
   hf::check_operand(inexact, "inexact", HF_I32, {1});
-  HF_CHECK(scales.element_bytes() == 1 && scales.is_shape(rows, k / kBlock) && scales.is_contiguous(),
-           "scales must be contiguous e8m0 [rows, K/32]; got ", scales);
-  for (const hf::Named& one : {hf::Named{codes, "codes"}, hf::Named{out, "out"}}) {
-    hf::check_contiguous(one.tensor, one.name);
-    hf::check_aligned(one.tensor, one.name);
-  }
+  hf::check_operand(scales, "scales", hf::kE8m0, {rows, k / kBlock});
   const int64_t pieces = rows * k / kPiece;
   if (pieces == 0) return;
   hf::launch(mxfp8_dequantise_kernel, {blocks_for((pieces + kThreads - 1) / kThreads), kThreads, 0, stream},

@@ -29,14 +29,11 @@ void mxfp8_row_stream_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   HF_CHECK(shape.n <= kMaxN, "N must be at most ", kMaxN, "; got ", shape.n);
   HF_CHECK(rows == HF_ROWS && tiles == HF_TILES, "this variant of the module has rows = ", HF_ROWS, " and tiles = ", HF_TILES,
            "; got ", rows, " and ", tiles);
-  HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
-           L::kWarps, "; got ", sharers);
-  HF_CHECK(blocks >= 1 && blocks <= shape.n, "blocks must be between 1 and N = ", shape.n, "; got ", blocks);
+  check_spread(L::kWarps, sharers, blocks, shape.n, "N");
   hf::mxfp8::check_bias(bias, shape.n, out);
   hf::check_aligned(Ws, "Ws");
   const int64_t most = shared_bytes<HF_ROWS, HF_TILES>(hf::ceil_div(shape.n, blocks), shape.k);
-  HF_CHECK(most <= hf::kMostShared, "a block keeps the scales of its rows in shared memory, ", most, " bytes in all with blocks = ",
-           blocks, "; sm_90 has ", hf::kMostShared, ": give more blocks");
+  check_shared(most, blocks);
   HF_CHECK(shape.k % kStep == 0 || HF_TILES != 3, "tiles = 3 needs K % 128 == 0 (scales are read as words); got K = ", shape.k);
   if (shape.k % kStep == 0) hf::check_aligned(Xs, "Xs", 4);
   const Problem problem{out.data<hf::dev::bf16>(), Xq.data<uint8_t>(), Xs.data<uint8_t>(), Wq.data<uint8_t>(), Ws.data<uint8_t>(),

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "hipforge/device/vector.h"
+#include "hipforge/module.h"
 #include "row_step.h"
 
 namespace hf::row_stream {
@@ -50,6 +51,18 @@ struct Layout {
 template <int ROWS, int TILES>
 constexpr int64_t shared_bytes(int64_t rows, int64_t k) {
   return Layout<ROWS, TILES>::kScalesAt + rows * (k / kBlock) + 2 * 16;  // the run of scales starts anywhere in 16 bytes
+}
+
+/// Checks how a launch over n rows of W, which messages call `rows`, is spread.
+inline void check_spread(int warps, int64_t sharers, int64_t blocks, int64_t n, const char* rows) {
+  HF_CHECK(sharers >= 1 && sharers <= warps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ", warps,
+           "; got ", sharers);
+  HF_CHECK(blocks >= 1 && blocks <= n, "blocks must be between 1 and ", rows, " = ", n, "; got ", blocks);
+}
+
+inline void check_shared(int64_t bytes, int64_t blocks) {
+  HF_CHECK(bytes <= kMostShared, "a block keeps the scales of its rows of W, and X where it is made, in shared memory, ", bytes,
+           " bytes in all with blocks = ", blocks, "; sm_90 has ", kMostShared, ": give more blocks or fewer rows of X");
 }
 
 /// A pass's rows of W: where their scales are in shared memory, and which of the block's rows they are.

@@ -28,23 +28,18 @@ struct Experts {
   int64_t count, n, k;
 };
 
-Experts check_experts(const Tensor& W, const Tensor& Ws, const Tensor& ids, int64_t tiles, int64_t sharers) {
+Experts check_experts(const Tensor& W, const Tensor& Ws, const Tensor& ids, int64_t tiles) {
   HF_CHECK_ARCH(W, "sm_90");
-  hf::mxfp8::check_elements(W, "W");
-  HF_CHECK(W.dim() == 3 && W.is_contiguous(), "W must be contiguous [E, N, K]; got ", W);
-  hf::check_aligned(W, "W");
+  hf::mxfp8::check_payload(W, "W", HF_E4M3FN, {"E", "N", "K"});
   const Experts of{W.size(0), W.size(1), W.size(2)};
   HF_CHECK(of.n >= 1 && of.k >= kStep && of.k % kStep == 0, "N must be at least 1 and K a positive multiple of ", kStep, "; got ",
            W);
   HF_CHECK(of.n * kMostSlots < INT64_C(1) << 31 && of.k * kMostSlots < INT64_C(1) << 24,
            "N must be below 2^26 and K below 2^19; got ", W);
-  hf::check_operand(Ws, "Ws", hf::kE8m0, {of.count, of.n, of.k / hf::kMxBlock});
-  hf::check_aligned(Ws, "Ws");
-  HF_CHECK(ids.dim() == 1 && ids.dtype() == HF_I32 && ids.is_contiguous() && ids.size(0) >= 1 && ids.size(0) <= kMostSlots,
-           "ids must be contiguous int32 [S], S of 1 to ", kMostSlots, "; got ", ids);
+  hf::check_operand(Ws, "Ws", hf::kE8m0, {of.count, of.n, of.k / hf::kMxBlock}, "", hf::kAligned);
+  hf::check_operand(ids, "ids", HF_I32, {"S"});
+  HF_CHECK(ids.size(0) >= 1 && ids.size(0) <= kMostSlots, "ids must be of 1 to ", kMostSlots, " slots; got ", ids);
   HF_CHECK(tiles == HF_TILES, "this variant of the module has tiles = ", HF_TILES, "; got ", tiles);
-  HF_CHECK(sharers >= 1 && sharers <= L::kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
-           L::kWarps, "; got ", sharers);
   return of;
 }
 
@@ -52,10 +47,9 @@ Experts check_experts(const Tensor& W, const Tensor& Ws, const Tensor& ids, int6
 template <class Source, class Place>
 void run(Tensor out, const uint8_t* x, const uint8_t* xs, const Tensor& W, const Tensor& Ws, int64_t n, int64_t k, int64_t x_bytes,
          int64_t sharers, int64_t blocks, bool programmatic, const Source& source, const Place& place, hipStream_t stream) {
-  HF_CHECK(blocks >= 1 && blocks <= n, "blocks must be between 1 and the rows of W, ", n, "; got ", blocks);
+  hf::row_stream::check_spread(L::kWarps, sharers, blocks, n, "the slots' rows of W");
   const int64_t x_at = (shared_bytes<kRows, HF_TILES>(hf::ceil_div(n, blocks), k) + 127) / 128 * 128, most = x_at + x_bytes;
-  HF_CHECK(most <= hf::kMostShared, "a block keeps X and the scales of its rows in shared memory, ", most, " bytes with blocks = ",
-           blocks, "; sm_90 has ", hf::kMostShared, ": give more blocks");
+  hf::row_stream::check_shared(most, blocks);
   const Problem problem{out.data<hf::dev::bf16>(), x, xs, W.data<uint8_t>(), Ws.data<uint8_t>(), nullptr, 1,
                         static_cast<int>(n), static_cast<int>(k), __builtin_ctzll(sharers), static_cast<int>(n / blocks),
                         static_cast<int>(n % blocks)};
@@ -69,14 +63,11 @@ void run(Tensor out, const uint8_t* x, const uint8_t* xs, const Tensor& W, const
 /// out bf16 [S, N]; Xq e4m3 [1, K], Xs e8m0 [1, K/32]; W e4m3 [E, N, K], Ws e8m0 [E, N, K/32]; ids int32 [S], each below E.
 void mxfp8_token_gate_up_out(Tensor out, Tensor Xq, Tensor Xs, Tensor W, Tensor Ws, Tensor ids, int64_t tiles, int64_t sharers,
                              int64_t blocks, bool programmatic, hipStream_t stream) {
-  const Experts of = check_experts(W, Ws, ids, tiles, sharers);
+  const Experts of = check_experts(W, Ws, ids, tiles);
   const int64_t slots = ids.size(0), n = slots * of.n;
   HF_CHECK(of.k % 512 == 0, "K must be a multiple of 512, whose scales are whole pieces of 16 bytes; got ", of.k);
-  hf::mxfp8::check_payload(Xq, "Xq");
-  HF_CHECK(Xq.is_shape(1, of.k) && Xq.is_contiguous(), "Xq must be contiguous [1, ", of.k, "]; got ", Xq);
-  hf::check_aligned(Xq, "Xq");
-  hf::check_operand(Xs, "Xs", hf::kE8m0, {1, of.k / hf::kMxBlock});
-  hf::check_aligned(Xs, "Xs", 4);
+  hf::mxfp8::check_payload(Xq, "Xq", HF_E4M3FN, {1, of.k});
+  hf::check_operand(Xs, "Xs", hf::kE8m0, {1, of.k / hf::kMxBlock}, "", {4});
   hf::check_operand(out, "out", HF_BF16, {slots, of.n});
   HF_CHECK(hf::ceil_div(n, blocks > 0 ? blocks : 1) <= of.n, "a block's rows must be of two experts at most: give more blocks than ",
            blocks);
@@ -89,11 +80,10 @@ HF_EXPORT(mxfp8_token_gate_up_out);
 /// below E, and weights float32 [S].
 void mxfp8_token_down_out(Tensor out, Tensor gate_up, Tensor W, Tensor Ws, Tensor ids, Tensor weights, double alpha, double beta,
                           double limit, int64_t tiles, int64_t sharers, int64_t blocks, bool programmatic, hipStream_t stream) {
-  const Experts of = check_experts(W, Ws, ids, tiles, sharers);
+  const Experts of = check_experts(W, Ws, ids, tiles);
   const int64_t slots = ids.size(0);
   HF_CHECK(of.k % 256 == 0, "K must be a multiple of 256, whose scales are whole pieces of 8 bytes; got ", of.k);
-  hf::check_operand(gate_up, "gate_up", HF_BF16, {slots, 2 * of.k});
-  hf::check_aligned(gate_up, "gate_up");
+  hf::check_operand(gate_up, "gate_up", HF_BF16, {slots, 2 * of.k}, "", hf::kAligned);
   hf::check_operand(weights, "weights", HF_F32, {slots});
   hf::check_operand(out, "out", HF_BF16, {1, of.n});
   const Swiglu source{gate_up.data<const hf::dev::bf16>(), hf::checked_activation(alpha, beta, limit, false)};

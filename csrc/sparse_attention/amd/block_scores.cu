@@ -192,27 +192,18 @@ void launch(const Arguments& a, int64_t batch, hipStream_t stream) {
 void sparse_block_scores_out(hf::Tensor out, hf::Tensor q, hf::Tensor index_cache, hf::Tensor block_tables, hf::Tensor seqlens,
                              int64_t block_size, hipStream_t stream) {
   HF_CHECK_ARCH(q, HF_ARCHS);
-  HF_CHECK(q.dtype() == dev::dtype_of<Half> && q.dim() == 4 && q.size(3) == kD && q.is_contiguous(), "q must be contiguous ",
-           dev::dtype_of<Half>, " [B, Mq, groups, ", kD, "] for this variant; got ", q);
-  hf::check_aligned(q, "q");
+  hf::check_operand(q, "q", dev::dtype_of<Half>, {"B", "Mq", "groups", kD}, " for this variant", hf::kAligned);
   const int64_t batch = q.size(0), tokens = q.size(1), groups = q.size(2), queries = tokens * groups;
-  const bool fnuz = hf::has_fnuz(hf::arch_of(q.device_index()).text);
-  const hf::Dtypes dtypes = kFp8 ? hf::Dtypes{HF_U8, hf::e4m3_of(fnuz)} : hf::Dtypes{dev::dtype_of<Half>};
-  HF_CHECK(dtypes.have(index_cache) && index_cache.dim() == 3 && index_cache.size(2) == kD, "index_cache must be ",
-           dtypes.other, " [pages, page_size, ", kD, "] for this variant; got ", index_cache);
+  const hf::Dtypes dtypes = kFp8 ? hf::Dtypes{hf::e4m3_of(hf::has_fnuz(q)), HF_U8} : hf::Dtypes{dev::dtype_of<Half>};
+  hf::check_operand(index_cache, "index_cache", dtypes, {"pages", "page_size", kD}, " for this variant", {16, kLoadBytes});
   const int64_t bytes = index_cache.element_bytes(), page_size = index_cache.size(1);
-  HF_CHECK(index_cache.stride(2) == 1 && index_cache.stride(1) * bytes % kLoadBytes == 0 &&
-               index_cache.stride(0) * bytes % kLoadBytes == 0 && index_cache.stride(1) * bytes < int64_t{1} << 27 &&
-               index_cache.stride(1) >= 0 && index_cache.stride(0) >= 0,
-           "index_cache must have its last dimension contiguous and other strides that are multiples of ", kLoadBytes,
-           " bytes; got ", index_cache);
-  hf::check_aligned(index_cache, "index_cache");
+  HF_CHECK(index_cache.stride(1) * bytes < int64_t{1} << 27, "index_cache must have keys less than 2^27 bytes apart; got ",
+           index_cache.stride(1) * bytes);
   HF_CHECK(block_size == 16 || block_size == 32 || block_size == 64 || block_size == kMaxBlock,
            "block_size must be 16, 32, 64 or ", kMaxBlock, "; got ", block_size);
   HF_CHECK(page_size >= kTile && page_size % kTile == 0, "page_size must be a positive multiple of ", kTile, "; got ", page_size);
-  HF_CHECK(block_tables.dim() == 2, "block_tables must be [B, max_pages]; got ", block_tables);
+  hf::check_operand(block_tables, "block_tables", HF_I32, {batch, "max_pages"});
   const int64_t max_pages = block_tables.size(1), blocks = (max_pages * page_size + block_size - 1) / block_size;
-  hf::check_operand(block_tables, "block_tables", HF_I32, {batch, max_pages});
   hf::check_operand(seqlens, "seqlens", HF_I32, {batch});
   HF_CHECK(max_pages * page_size <= kMaxKeys, "a sequence may have at most ", kMaxKeys, " keys; got room for ",
            max_pages * page_size);

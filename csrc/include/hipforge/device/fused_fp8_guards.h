@@ -23,7 +23,7 @@ inline Format format_of(const Tensor& input) {
 }
 
 inline const float* scale_of(const Tensor& scale) {
-  HF_CHECK(scale.dtype() == HF_F32 && scale.numel() == 1, "scale must be one float32; got ", scale);
+  check_one(scale, "scale", HF_F32);
   return scale.data<const float>();
 }
 
@@ -61,12 +61,9 @@ struct NextBuffer {
 
   explicit NextBuffer(const OptionalTensor& given, int64_t rows) {
     if (!given) return;
-    const Tensor buffer = *given;
-    HF_CHECK(buffer.dim() == 2 && buffer.size(0) == rows && buffer.is_contiguous() &&
-                 (buffer.dtype() == HF_F16 || buffer.dtype() == HF_BF16),
-             "next_buffer must be contiguous float16 or bfloat16 [", rows, ", buffer_cols]; got ", buffer);
-    data = buffer.data<uint16_t>();
-    count = buffer.numel();
+    check_operand(*given, "next_buffer", {HF_F16, HF_BF16}, {rows, "buffer_cols"});
+    data = given.data<uint16_t>();
+    count = (*given).numel();
   }
 };
 

@@ -27,6 +27,9 @@ struct Dtypes {
   constexpr Dtypes(hf_dtype only) : one(only), other(only) {}
   constexpr Dtypes(hf_dtype first, hf_dtype second) : one(first), other(second) {}
   bool have(const Tensor& x) const { return x.dtype() == one || x.dtype() == other; }
+  // In a message: the first of two, and what joins them.
+  const char* first() const { return one == other ? "" : dtype_name(one); }
+  const char* joined() const { return one == other ? "" : " or "; }
 };
 constexpr Dtypes kE8m0{HF_U8, HF_E8M0FNU}, kIndex{HF_I32, HF_I64};
 
@@ -34,18 +37,67 @@ constexpr Dtypes kE8m0{HF_U8, HF_E8M0FNU}, kIndex{HF_I32, HF_I64};
 constexpr hf_dtype e4m3_of(bool fnuz) { return fnuz ? HF_E4M3FNUZ : HF_E4M3FN; }
 constexpr const char* kOfDevice = ", the fp8 of this device";
 
-/// Raises GuardError unless `x` is contiguous, of these dtypes and of this shape; `why` says what the shape stands for.
-inline void check_operand(const Tensor& x, const char* name, Dtypes dtypes, std::initializer_list<int64_t> shape,
-                          const char* why = "") {
-  hf_tensor wanted = {};
-  wanted.dtype = dtypes.other;
-  wanted.ndim = static_cast<int32_t>(shape.size());
-  wanted.shape = shape.begin();
-  bool same = x.dim() == wanted.ndim;
-  for (int32_t i = 0; same && i < wanted.ndim; ++i) same = x.size(i) == wanted.shape[i];
-  HF_CHECK(same && dtypes.have(x) && x.is_contiguous(), name, " must be contiguous ",
-           dtypes.one == dtypes.other ? "" : dtype_name(dtypes.one), dtypes.one == dtypes.other ? "" : " or ",
-           static_cast<const hf_tensor*>(&wanted), why, "; got ", x, x.is_contiguous() ? "" : " with other strides");
+/// A size in a declared shape: a number, or the name of one that the operand itself says.
+struct Size {
+  int64_t number = -1;
+  const char* name = nullptr;
+  constexpr Size(int64_t exactly) : number(exactly) {}
+  constexpr Size(const char* any) : name(any) {}
+};
+using Sizes = std::initializer_list<Size>;
+
+/// Where elements lie: from a multiple of `start` bytes on, without gaps, or with a `unit` in rows of the last axis that are
+/// multiples of so many bytes apart.
+struct Placement {
+  uintptr_t start = 1;
+  int64_t unit = 0;
+};
+constexpr Placement kAligned{16}, kAlignedRows{16, 16}, kAnyStrides{1, -1};
+
+inline HF_NOT_OPTIMISED void refuse_operand(const Tensor& x, const char* name, Dtypes dtypes, Sizes shape, const char* why,
+                                            bool contiguous) {
+  char text[256];
+  TextBuffer sizes(text, sizeof(text));
+  for (const Size& size : shape) {
+    sizes.add(&size == shape.begin() ? " [" : ", ");
+    size.name ? sizes.add(size.name) : sizes.add(static_cast<long long>(size.number));
+  }
+  HF_FAIL(HF_ERROR_GUARD, name, " must be ", contiguous ? "contiguous " : "", dtypes.first(), dtypes.joined(), dtypes.other, text,
+          "]", why, "; got ", x, !contiguous || x.is_contiguous() ? "" : " with other strides");
+}
+
+/// Raises GuardError unless `x` is of these dtypes, of this shape and lies like this; `why` says what the shape stands for.
+inline void check_operand(const Tensor& x, const char* name, Dtypes dtypes, Sizes shape, const char* why = "",
+                          Placement at = {}) {
+  bool same = dtypes.have(x) && x.dim() == static_cast<int64_t>(shape.size()) && (at.unit || x.is_contiguous());
+  for (int64_t i = 0; same && i < x.dim(); ++i) same = shape.begin()[i].name || x.size(i) == shape.begin()[i].number;
+  if (!same) refuse_operand(x, name, dtypes, shape, why, !at.unit);
+  if (at.unit > 0) {
+    HF_CHECK(x.stride(-1) == 1, name, " must have its last dimension contiguous; got stride ", x.stride(-1));
+    for (int64_t i = 0; i + 1 < x.dim(); ++i)
+      HF_CHECK(x.size(i) == 1 || (x.stride(i) >= 0 && x.stride(i) * x.element_bytes() % at.unit == 0), name,
+               " must have strides that are multiples of ", at.unit, " bytes; got ", x.stride(i) * x.element_bytes(),
+               " along axis ", i);
+  }
+  check_aligned(x, name, at.start);
+}
+
+/// Raises GuardError unless `x` is contiguous and of these dtypes, whatever its shape.
+inline void check_numbers(const Tensor& x, const char* name, Dtypes dtypes) {
+  HF_CHECK(dtypes.have(x) && x.is_contiguous(), name, " must be contiguous ", dtypes.first(), dtypes.joined(), dtypes.other,
+           "; got ", x, x.is_contiguous() ? "" : " with other strides");
+}
+
+/// Raises GuardError unless `x` is one element of this dtype, in any number of dimensions.
+inline void check_one(const Tensor& x, const char* name, hf_dtype dtype) {
+  HF_CHECK(x.dtype() == dtype && x.numel() == 1, name, " must be one ", dtype, "; got ", x);
+}
+
+/// Raises GuardError unless `x` is contiguous, one element or `count` of them; returns the distance between two, 0 for one element.
+inline uint32_t check_one_or(const Tensor& x, const char* name, hf_dtype dtype, int64_t count, const char* of_what) {
+  HF_CHECK(x.dtype() == dtype && x.is_contiguous() && (x.numel() == 1 || x.is_shape(count)), name, " must be ", dtype,
+           ", one element or [", count, "] (one per ", of_what, "); got ", x);
+  return x.numel() == 1 ? 0 : 1;
 }
 
 struct Named {
