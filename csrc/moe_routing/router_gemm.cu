@@ -85,6 +85,7 @@ void router_gemm_out(hf::Tensor out, hf::Tensor x, hf::Tensor w, hf::OptionalTen
   };
   if (enough(kManyTokens)) return launch<kManyTokens, 1>(a, programmatic, stream);
   if (enough(kMoreTokens)) return launch<kMoreTokens, 2>(a, programmatic, stream);
+  if (tokens <= kLeastTokens) return launch<kLeastTokens, 4>(a, programmatic, stream);
   launch<kFewTokens, 4>(a, programmatic, stream);
 }
 HF_EXPORT(router_gemm_out);

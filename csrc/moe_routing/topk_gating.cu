@@ -6,8 +6,8 @@
 //   keys       fp32 as an unsigned integer that orders alike: NaN is 1, an expert that takes no part 0
 //   groups     lane g scores group g from keys in LDS (its best, or with a bias the sum of its two best); the experts
 //              of all but the best topk_groups lose their keys
-//   k times    the largest key: within the lane, then over the wave, into a scalar. A ballot per register finds its first
-//              owner, which is the lowest such expert, since register j has experts 64 j .. 64 j + 63; its key becomes 0
+//   k times    the largest key: within the lane, then over the wave, into a scalar; then so the lowest expert of the lanes that
+//              have it, whose key becomes 0
 //
 // The choice is by logit where there is no bias: scores are monotone in it, and two logits whose scores round to the
 // same number still have an order. With a bias it is by score + bias.
@@ -80,34 +80,22 @@ struct Place {
   uint32_t slot, lane;  // register and lane
 };
 
-// The first owner of `key`, in the order of registers, then lanes.
-template <int kPerLane>
-__device__ inline Place first_owner(const uint32_t (&keys)[kPerLane], uint32_t key) {
-  Place place = {};
-#pragma unroll
-  for (int j = kPerLane; j-- > 0;) {
-    const hf::dev::LaneMask owners = hf::dev::lanes_with(keys[j] == key);
-    if (owners) place = {static_cast<uint32_t>(j), hf::dev::lowest_bit(owners)};
-  }
-  return place;
-}
-
-template <int kPerLane>
-__device__ inline uint32_t best_of(const uint32_t (&keys)[kPerLane]) {
-  uint32_t best = keys[0];
-#pragma unroll
-  for (int j = 1; j < kPerLane; ++j) best = best > keys[j] ? best : keys[j];
-  return hf::dev::largest_of_wave(best);
-}
-
-// Takes the largest key out of `keys` and returns its place.
+// Takes the largest key out of `keys`, the first of equal ones in the order of registers, then lanes, and returns its place.
 template <int kPerLane>
 __device__ inline Place take_best(uint32_t (&keys)[kPerLane], uint32_t lane) {
-  const Place place = first_owner(keys, best_of(keys));
+  uint32_t own = keys[0], own_index = lane;
+#pragma unroll
+  for (int j = 1; j < kPerLane; ++j)
+    if (keys[j] > own) own = keys[j], own_index = j * kWaveSize + lane;
+  const uint32_t best = hf::dev::largest_of_wave(own);
+  const hf::dev::LaneMask owners = hf::dev::lanes_with(own == best);
+  const bool alone = (owners & (owners - 1)) == 0;  // the same in all lanes
+  const uint32_t index = alone ? hf::dev::of_lane(own_index, hf::dev::lowest_bit(owners))
+                               : ~hf::dev::largest_of_wave(own == best ? ~own_index : 0);
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j)
-    if (j == static_cast<int>(place.slot) && lane == place.lane) keys[j] = kNotThere;
-  return place;
+    if (j * kWaveSize + lane == index) keys[j] = kNotThere;
+  return {index / kWaveSize, index % kWaveSize};
 }
 
 // Clears the keys of experts outside the best groups. `lds` has the keys of all experts, then those of the groups.
@@ -164,7 +152,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
   Input logits_here[kPerLane];
   float scores[kPerLane], bias[kPerLane];
   uint32_t keys[kPerLane];
-  float largest = -__builtin_inff();
+  uint32_t largest_key = key_of(-__builtin_inff());  // a NaN takes no part
   // Lanes without an expert read the last one's values, so that all loads go out before the first is waited for.
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) logits_here[j] = row[min(j * kWaveSize + lane, a.experts - 1)];
@@ -175,13 +163,13 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
     const bool here = j * kWaveSize + lane < a.experts;
     scores[j] = here ? static_cast<float>(logits_here[j]) : -__builtin_inff();
     keys[j] = here ? key_of(scores[j]) : kNotThere;
-    largest = __builtin_fmaxf(largest, scores[j]);  // a NaN takes no part
+    largest_key = largest_key > keys[j] ? largest_key : keys[j];
   }
   if (a.sigmoid()) {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) scores[j] = 1.f / (1.f + __builtin_expf(-scores[j]));
   } else {
-    largest = hf::dev::lanes_combined<kWaveSize>(largest, [](float x, float y) { return __builtin_fmaxf(x, y); });
+    const float largest = value_of(hf::dev::largest_of_wave(largest_key));
     float sum = 0.f;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {

@@ -469,8 +469,9 @@ FAULTS = [
     ),
     *_in(
         "csrc/moe_routing/", "ops/test_topk_gating.py",
-        ("routing/ties_to_the_higher_index", "topk_gating.cu", "for (int j = kPerLane; j-- > 0;) {",
-         "for (int j = 0; j < kPerLane; ++j) {"),
+        ("routing/ties_to_the_higher_index", "topk_gating.cu", "if (keys[j] > own) own", "if (keys[j] >= own) own"),
+        ("routing/ties_to_any_lane", "topk_gating.cu", "const bool alone = (owners & (owners - 1)) == 0;",
+         "const bool alone = true;"),
         ("routing/slots_of_a_wave_counted_once", "moe_align.cu",
          "own[expert] = at + hf::dev::lane_count(alike);", "own[expert] = at + 1;",
          "ops/test_moe_align.py"),

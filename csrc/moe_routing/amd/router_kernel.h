@@ -25,7 +25,7 @@ constexpr int kThreads = kWaves * hf::dev::kWaveSize;
 constexpr int kTile = 4;        // experts of a work-group, and tokens of an instruction
 constexpr int kPiece = 8;       // h of a lane in a step
 constexpr int kStep = kPiece * hf::dev::kWaveSize / kTile;
-constexpr int kFewTokens = 8, kMoreTokens = 16, kManyTokens = 32;
+constexpr int kLeastTokens = 4, kFewTokens = 8, kMoreTokens = 16, kManyTokens = 32;
 constexpr int64_t kEnoughGroups = 256;  // a work-group for each compute unit of an MI355X
 static_assert(kStep == 128);
 

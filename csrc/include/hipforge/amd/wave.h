@@ -177,7 +177,9 @@ __device__ inline T lanes_combined(T value, Combine combine) {
 
 /// The largest value of the wave, as a scalar.
 __device__ inline uint32_t largest_of_wave(uint32_t value) {
-  return uniform(lanes_combined<kWaveSize>(value, [](uint32_t a, uint32_t b) { return a > b ? a : b; }));
+  const auto larger_of = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
+  value = lanes_combined<16>(value, larger_of);  // rows by scalars: lanes_combined would wait for LDS
+  return larger_of(larger_of(of_lane(value, 0), of_lane(value, 16)), larger_of(of_lane(value, 32), of_lane(value, 48)));
 }
 
 /// The sum over the wave, in all its lanes; the order is fixed.
