@@ -32,6 +32,8 @@ KERNEL = "mxfp8_gate_up"
 GROUPS = (1, 2, 4)  # work-groups that share the K of a block of results
 LEAST_SHARED_STEPS = 24  # below, the sums' meeting costs more than it saves: bench_moe_peers.py --groups
 MOST_BEYOND = 0.25  # blocks for each compute unit beyond a full round: with more of them memory is the bound
+PACKED_ROUNDS = 3  # full rounds of blocks with two elements in a byte, beyond which memory is the bound
+MOST_BEYOND_PACKED = 0.5  # the same there
 
 
 def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: int = 1) -> tuple[int, int]:
@@ -39,8 +41,8 @@ def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: i
 
     A compute unit loads what its work-groups need at one rate, however many they are: the one with the most decides. So
     two share a K where the blocks leave half of them idle, and four where a few have one block more than the others: a
-    second one, of W with ``packing`` elements in a byte, 2, a third. One part is enough where K is short or where
-    work-groups fill the GPU.
+    second one, of W with ``packing`` elements in a byte, 2, a third, or about half of them a fourth, by the number of
+    experts that slots with uniform choices have. One part is enough where K is short or where work-groups fill the GPU.
     """
     steps, blocks = -(-k // K_STEP), n // (2 * BLOCK) * min(slots, experts)
     if steps <= MOST_STEPS:
@@ -49,6 +51,10 @@ def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: i
         return 1, 2
     if steps >= LEAST_SHARED_STEPS and packing * cu_count < blocks <= (packing + MOST_BEYOND) * cu_count:
         return 1, 4
+    if steps >= LEAST_SHARED_STEPS and packing == 2:
+        rounds = n // (2 * BLOCK) * experts * (1 - (1 - 1 / experts) ** slots) / cu_count
+        if PACKED_ROUNDS < rounds <= PACKED_ROUNDS + MOST_BEYOND_PACKED:
+            return 1, 4
     return (1 if blocks >= cu_count else 2), 1
 
 

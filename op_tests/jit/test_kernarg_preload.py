@@ -33,6 +33,13 @@ def test_every_kernel_of_a_module_that_asks_has_its_first_arguments_in_registers
     assert found and all(0 < dwords <= MOST_DWORDS for dwords in found.values()), found
 
 
+@pytest.mark.parametrize("scales", ("mxfp8", "fp8"))
+@pytest.mark.parametrize("split", ("wave_split", "group_split"))
+def test_a_gemm_that_splits_k_knows_its_result_from_the_start(scales: str, split: str) -> None:
+    """The pointer to it is the last of 14 dwords; loaded behind the products it would be waited for."""
+    assert set(preloaded(f"module_{scales}_gemm_{split}", "gfx950").values()) == {MOST_DWORDS}
+
+
 def test_modules_that_wait_for_their_arguments_are_told_apart() -> None:
     assert len(ASKING) > 10
     quiet = next(name for name in registry.shipped() if name not in ASKING)

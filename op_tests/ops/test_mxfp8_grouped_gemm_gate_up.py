@@ -162,6 +162,12 @@ def test_k_is_shared_where_work_groups_are_few_or_just_exceed_the_compute_units(
     assert [split_of(slots, 257, 512, 7168, 256, packing=2) for slots in (36, 64, 65, 72, 73)] == [
         (1, 1), (1, 1), (1, 4), (1, 4), (1, 1)
     ]  # fmt: skip
+    # Choices of 257 experts reach 94, 97, 111 and 116 of them: 2.9, 3.0, 3.5 and 3.6 blocks for each compute unit.
+    assert [split_of(slots, 257, 512, 7168, 256, packing=2) for slots in (117, 121, 146, 153)] == [
+        (1, 1), (1, 4), (1, 4), (1, 1)
+    ]  # fmt: skip
+    assert split_of(144, 257, 512, 2048, 256, packing=2) == (1, 1)
+    assert split_of(144, 257, 512, 7168, 256) == (1, 1)
     assert split_of(9, 257, 512, 768, 256) == (1, 1)  # a short K
     assert split_of(9, 257, 512, 2048, 256) == (2, 1)  # one whose halves would save less than their meeting costs
 

@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_k_packed(
     for (uint32_t i = 1; i < 1u << log2_waves; ++i) sum += mine[i * kTileFloats + at];
     total = in == 0 ? sum : total + sum;
   }
-  if (p.bias != nullptr) total += static_cast<float>(p.bias[column]);
+  if (p.has_bias()) total += static_cast<float>(wave_split::bias_here()[column]);
   p.out[uint64_t{row} * p.n + column] = static_cast<dev::bf16>(total);
 }
 

@@ -68,6 +68,11 @@ constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
 }
 #endif
 
+/// What a wave does while its first loads are under way, where nothing is to be done.
+struct Nothing {
+  __device__ void operator()() const {}
+};
+
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
 template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1, Scales kScales = Scales::kMx,
@@ -296,9 +301,9 @@ struct Wave {
   }
 #endif
 
-  // kCount whole steps from `first`, at most kAhead of them in flight.
-  template <int kCount>
-  __device__ __forceinline__ void run_steps(uint32_t first) {
+  // kCount whole steps from `first`, at most kAhead of them in flight; `meanwhile()`: with the first loads under way.
+  template <int kCount, class Meanwhile>
+  __device__ __forceinline__ void run_steps(uint32_t first, Meanwhile meanwhile) {
     constexpr int kWords = (kCount + 3) / 4;
     const uint32_t at = first * kStep;
     ScaleWords words[kWords];
@@ -311,6 +316,7 @@ struct Wave {
       // In the order of their use, here and below: loads return in order.
       __builtin_amdgcn_sched_barrier(0);
     }
+    meanwhile();
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       multiply(steps[i], words[i / 4], i % 4);
@@ -321,15 +327,15 @@ struct Wave {
   }
 
   // `count` steps, below kMaxRun.
-  template <int kCount>
-  __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count) {
+  template <int kCount, class Meanwhile>
+  __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count, Meanwhile meanwhile) {
     if constexpr (kCount < kMaxRun) {
       // Not a switch where there are many steps: its tree of branches lies between the bodies, and each hop is cold code.
       if constexpr (kMaxRun > 8) asm volatile("" : "+s"(count));
       if (__builtin_expect(count == kCount, 0))
-        run_steps<kCount>(first);
+        run_steps<kCount>(first, meanwhile);
       else
-        run_rest<kCount + 1>(first, count);
+        run_rest<kCount + 1>(first, count, meanwhile);
     }
   }
 
@@ -482,12 +488,14 @@ struct Wave {
 #endif
   }
 
-  // between: rows of scales are not aligned, but their tensors are.
-  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, bool between = false) {
+  // between: rows of scales are not aligned, but their tensors are. meanwhile: as for run_steps, for each run of whole steps.
+  template <class Meanwhile = Nothing>
+  __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, bool between = false,
+                                      Meanwhile meanwhile = {}) {
     const uint32_t whole = aligned ? min(end, k / kStep) : begin;
     uint32_t step = begin;
-    for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step);
-    run_rest<1>(step, whole - step);  // begin is at most k / kStep
+    for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step, meanwhile);
+    run_rest<1>(step, whole - step, meanwhile);  // begin is at most k / kStep
     run_to_end(max(whole, begin), end, between);
     take_nans();
   }
@@ -500,7 +508,8 @@ __device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_p
 
 template <class T>
 __device__ inline void store_as(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
-  if (const T* bias = reinterpret_cast<const T*>(p.bias); bias != nullptr) {
+  if (p.has_bias()) {
+    const T* bias = reinterpret_cast<const T*>(bias_here());
 #pragma unroll
     for (int i = 0; i < dev::kColumnsPerLane; ++i)
       if (column + i < p.n) values[i] += static_cast<float>(bias[column + i]);

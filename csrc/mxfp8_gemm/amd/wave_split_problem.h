@@ -49,8 +49,8 @@ constexpr uint32_t scale_row_bytes(Scales scales, uint32_t k) {
 }
 
 /// The arguments of a launch, with device pointers. A kernel takes the members one by one, in this order: kernel-argument
-/// preload puts only arguments that are no structures into SGPRs when a wave starts. The module's flags ask for the 12 dwords
-/// up to `options`, so that a wave's first loads need no argument from memory. Output and bias are read meanwhile.
+/// preload puts only arguments that are no structures into SGPRs when a wave starts. The module's flags ask for the 14 dwords
+/// up to `out`, all that there can be, so that neither a wave's first loads nor its stores wait for an argument from memory.
 struct Problem {
   const uint8_t *wq, *ws, *xq, *xs;
   uint32_t m, n, k;
@@ -62,14 +62,22 @@ struct Problem {
   __device__ bool aligned_scales() const { return options >> 8 & 1; }
   __device__ bool aligned_output() const { return options >> 9 & 1; }
   __device__ bool scales_between_words() const { return options >> 10 & 1; }
+  __device__ bool has_bias() const { return options & kHasBias; }
   __device__ bool half_output() const { return options & kHalfOutput; }
   __device__ bool one_x_scale() const { return options & kOneXScale; }
   __device__ bool one_w_scale() const { return options & kOneWScale; }
   __device__ uint32_t columns() const { return options >> 16; }
 
+  static constexpr uint32_t kHasBias = 1 << 14;
   // Options of scales that are not MX's: out and bias are f16; the scale of Scales::kOnce is that of all rows.
   static constexpr uint32_t kHalfOutput = 1 << 11, kOneXScale = 1 << 12, kOneWScale = 1 << 13;
 };
+
+static_assert(__builtin_offsetof(Problem, bias) == 14 * sizeof(uint32_t), "all before the bias is preloaded");
+
+/// The bias of a launch that has one, loaded here. Taken from the kernel's argument it would be loaded in every launch, where a
+/// wave's sums are complete, and waited for.
+__device__ inline const dev::bf16* bias_here() { return dev::arguments_here<Problem>().bias; }
 
 /// log2_waves: of the waves that share a K. aligned_scales: rows of both scale tensors start at a multiple of 4 bytes.
 /// aligned_output: four neighbouring outputs can be stored at once. columns: of a work-group. scales_between_words: the scale
@@ -97,7 +105,7 @@ inline Problem problem_of(const Tensor& out, const Tensor& xq, const Tensor& xs,
           .m = static_cast<uint32_t>(xq.size(0)),
           .n = static_cast<uint32_t>(wq.size(0)),
           .k = static_cast<uint32_t>(xq.size(1)),
-          .options = options,
+          .options = options | (bias.has_value() ? Problem::kHasBias : 0),
           .out = static_cast<dev::bf16*>(out.data()),
           .bias = bias.has_value() ? static_cast<const dev::bf16*>((*bias).data()) : nullptr};
 }
