@@ -164,13 +164,13 @@ def test_a_layer_refuses_an_input_before_it_copies_it(make: Callable[[], torch.n
 
 def test_a_mixture_refuses_weights_that_do_not_fit() -> None:
     w1, w2, router = normal(3, 64, 32), normal(3, 32, 32), normal(3, 32)
-    with pytest.raises(GuardError, match=r"router must have shape \(3, 32\)"):
+    with pytest.raises(GuardError, match=r"router must be .*\[3, 32\]"):
         MXFP8MoE.from_weights(w1, w2, router[:2], Routing(2))
     with pytest.raises(GuardError, match="at least top_k \\+ shared_experts experts, 4; got 3"):
         MXFP8MoE.from_weights(w1, w2, router[:2], Routing(3, shared_experts=1))
-    with pytest.raises(GuardError, match=r"w1 must have shape \(3, 64, 32\)"):
+    with pytest.raises(GuardError, match=r"w1 must be .*\[3, 64, 32\]"):
         MXFP8MoE.from_weights(w1[:, :32], w2, router, Routing(2))
-    with pytest.raises(GuardError, match=r"w2_bias must have shape \(3, 32\)"):
+    with pytest.raises(GuardError, match=r"w2_bias must be .*\[3, 32\]"):
         MXFP8MoE.from_weights(w1, w2, router, Routing(2), w2_bias=normal(3, 64))
 
 
@@ -332,9 +332,9 @@ def test_quantised_weights_are_checked() -> None:
     q, scale = quantize_mxfp8(normal(8, 64))
     same = MXFP8Linear.from_quantized(q.view(torch.uint8), scale.view(torch.float8_e8m0fnu))
     assert torch.equal(dequantize_mxfp8(same.weight, same.weight_scale), dequantize_mxfp8(q, scale))
-    with pytest.raises(GuardError, match=r"weight_scale must have shape \(8, 2\)"):
+    with pytest.raises(GuardError, match=r"weight_scale must be .*\[8, 2\]"):
         MXFP8Linear.from_quantized(q, scale[:, :1])
-    with pytest.raises(GuardError, match="weight must have dtype"):
+    with pytest.raises(GuardError, match=r"weight must be .*; got "):
         MXFP8Linear.from_quantized(q.float(), scale)
     if fp8_dtypes("cpu")[0] == torch.float8_e4m3fnuz:
         with pytest.raises(GuardError, match=r"layer.weight cannot be converted to e4m3fnuz.*byte 254"):

@@ -110,16 +110,16 @@ def test_the_matrix_of_decode_shapes(batch, keys, kv_heads, group, page_size):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float8_e5m2], ids=str)
 def test_queries_that_are_not_floats_are_refused(dtype):
     q, k, v = case(1, 1, 1, 1, 64, 16)
-    with pytest.raises(GuardError, match=rf"q must have dtype .*float16.*; got {dtype}"):
+    with pytest.raises(GuardError, match=rf"q must be .*float16.*; got {str(dtype)[6:]}"):
         hipforge.decode_attention_fp8(q.to(dtype), k, v, None, lengths(16), 1.0, 1.0)
 
 
 def test_a_cache_that_is_not_fp8_is_refused_on_every_path():
     q, k, v = case(1, 1, 1, 2, 64, 32, seed=3)
     seqlens = lengths(32)
-    with pytest.raises(GuardError, match=r"k_cache must have dtype .*float32"):
+    with pytest.raises(GuardError, match=r"k_cache must be .*float32"):
         decode_attention_fp8(q, k.float(), v, None, seqlens, 1.0, 1.0)
-    with pytest.raises(GuardError, match=r"v_cache must have dtype .*float32"):
+    with pytest.raises(GuardError, match=r"v_cache must be .*float32"):
         decode_attention_fp8(q, k, v.float(), None, seqlens, 1.0, 1.0)
 
 

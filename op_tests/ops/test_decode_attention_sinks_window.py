@@ -247,8 +247,8 @@ def test_a_traced_call_is_the_eager_one():
         ({"softcap": 0.0}, "softcap must be positive and finite, or None; got 0.0"),
         ({"softcap": math.inf}, "softcap must be positive and finite"),
         ({"softcap": math.nan}, "softcap must be positive and finite"),
-        ({"sinks": torch.zeros(3)}, r"sinks must have shape \(2,\) \(one per query head\)"),
-        ({"sinks": torch.zeros(2).half()}, "sinks must have dtype torch.float32"),
+        ({"sinks": torch.zeros(3)}, r"sinks must be .*\[2\] \(one per query head\)"),
+        ({"sinks": torch.zeros(2).half()}, "sinks must be float32"),
     ],
 )
 def test_refusals_name_argument_value_and_rule(change, message):

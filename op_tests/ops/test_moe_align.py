@@ -121,15 +121,15 @@ def test_refusals_name_argument_value_and_rule():
     out = SortedSlots(*(torch.zeros(n, dtype=torch.int32) for n in (12, 3, 1)))
     for arguments, options, message in (
         ((ids.flatten(), 4, 2), {}, r"topk_ids must be \[T, top_k\]"),
-        ((ids.float(), 4, 2), {}, r"topk_ids must have dtype .*got torch\.float32"),
+        ((ids.float(), 4, 2), {}, r"topk_ids must be .*got float32"),
         ((ids, 0, 2), {}, "block_m must be at least 1; got 0"),
         ((ids, 4, -1), {}, "num_experts must be at least 0; got -1"),
         ((ids, 2**31, 2), {}, r"must be at most 2\^31 - 1"),
         ((ids, 2**31 - 4, 1), {}, "as indices are int32"),
-        ((ids, 4, 2, torch.zeros(3, dtype=torch.int32)), {}, r"expert_map must have shape \(2,\)"),
-        ((ids, 4, 2, torch.zeros(2)), {}, "expert_map must have dtype"),
-        ((ids, 4, 2), {"out": (out[0].long(), *out[1:])}, "out must have dtype torch.int32"),
-        ((ids, 4, 2), {"out": (out[0][:8], *out[1:])}, r"out must have shape \(12,\)"),
+        ((ids, 4, 2, torch.zeros(3, dtype=torch.int32)), {}, r"expert_map must be .*\[2\]"),
+        ((ids, 4, 2, torch.zeros(2)), {}, "expert_map must be int32 or int64.*; got float32"),
+        ((ids, 4, 2), {"out": (out[0].long(), *out[1:])}, "out must be int32"),
+        ((ids, 4, 2), {"out": (out[0][:8], *out[1:])}, r"out must be .*\[12\]"),
         (
             (ids, 4, 2),
             {"out": (out[0], out[0][:3], out[2])},

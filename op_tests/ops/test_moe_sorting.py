@@ -52,11 +52,11 @@ def test_aligning_refuses_what_it_cannot_read() -> None:
     ids = torch.zeros(2, 2, dtype=torch.int32)
     with pytest.raises(GuardError, match=r"topk_ids must be \[T, top_k\]"):
         moe_align_block_size(ids.flatten(), 4, 2)
-    with pytest.raises(GuardError, match=r"topk_ids must have dtype .*got torch.float32"):
+    with pytest.raises(GuardError, match=r"topk_ids must be .*got float32"):
         moe_align_block_size(ids.float(), 4, 2)
     with pytest.raises(GuardError, match=r"block_m must be at least 1; got 0"):
         moe_align_block_size(ids, 0, 2)
-    with pytest.raises(GuardError, match=r"expert_map must have shape \(2,\)"):
+    with pytest.raises(GuardError, match=r"expert_map must be .*\[2\]"):
         moe_align_block_size(ids, 4, 2, torch.zeros(3, dtype=torch.int32))
 
 
@@ -96,7 +96,7 @@ def test_packed_sorting_converts_to_the_same_tiles(tokens: int, top_k: int, expe
 
 def test_packed_sorting_refuses_what_it_cannot_read() -> None:
     good = packed_sorting(torch.tensor([[0], [1]]), 4, 2)
-    with pytest.raises(GuardError, match=r"sorted_ids must have dtype torch.int32"):
+    with pytest.raises(GuardError, match=r"sorted_ids must be int32"):
         from_packed_sorting(good[0].long(), good[1], good[2], 2, 1, 4)
     with pytest.raises(GuardError, match=r"sorted_expert_ids must have one entry per tile of 4, 3; got 1"):
         from_packed_sorting(good[0], good[1][:1], good[2], 2, 1, 4)

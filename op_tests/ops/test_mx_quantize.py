@@ -173,9 +173,9 @@ def test_bytes_moved_are_the_least_possible(dtype):
 def test_refusals_name_argument_value_and_rule():
     x = spread((16, 64), torch.bfloat16)
     for call in (mxfp8_quantize, mxfp4_quantize):
-        with pytest.raises(GuardError, match=r"x must be \[rows, K\] \(2 dimensions\); got shape \(64,\)"):
+        with pytest.raises(GuardError, match=r"x must be \[rows, K\]; got .*\[64\]"):
             call(x[0])
-        with pytest.raises(GuardError, match=r"x must have dtype torch.float32, torch.float16, torch.bfloat16; got"):
+        with pytest.raises(GuardError, match=r"x must be float32, float16 or bfloat16; got"):
             call(x.double())
         with pytest.raises(GuardError, match="the last dimension of x must be a multiple of 32; got 40"):
             call(torch.zeros(2, 40))

@@ -67,7 +67,7 @@ def test_linear_adds_the_bias_to_the_kernels_result():
     bias = torch.arange(32).bfloat16()
     assert explain(ops.mxfp4_linear, *parts, bias).path == "kernel"
     assert torch.equal(ops.mxfp4_linear(*parts, bias), ops.mxfp4_gemm(*parts) + bias)
-    with pytest.raises(GuardError, match=r"bias must have shape \(32,\)"):
+    with pytest.raises(GuardError, match=r"bias must be .*\[32\]"):
         ops.mxfp4_linear(*parts, bias[:31])
 
 

@@ -173,7 +173,7 @@ def test_the_op_adds_a_bias_and_writes_into_out(dtype: torch.dtype, shuffled: bo
     shifted = torch.empty(x.numel() + 1, dtype=dtype)[1:].view_as(x).copy_(x)
     for other in (turned, shifted):
         assert torch.equal(quantize_mxfp4_linear(other, *given, bias, shuffled=shuffled), out)
-    with pytest.raises(GuardError, match=r"bias must have shape \(48,\)"):
+    with pytest.raises(GuardError, match=r"bias must be .*\[48\]"):
         quantize_mxfp4_linear(x, *given, bias[:47], shuffled=shuffled)
 
 

@@ -112,7 +112,7 @@ def test_a_payload_off_a_16_byte_boundary_is_copied(names: tuple[str, ...]) -> N
     ]
     for want, got in zip(*activated, strict=True):
         assert torch.equal(want.view(torch.uint8), got.view(torch.uint8))
-    with pytest.raises(GuardError, match="mul_weight_by must be float32"):  # another refusal is not hidden by the copy
+    with pytest.raises(GuardError, match=r"mul_weight_by must.* float32"):  # another refusal is not hidden by the copy
         call(moved.but(weights=torch.ones(6, dtype=torch.float64)))
 
 
@@ -164,13 +164,13 @@ def test_what_lies_outside_the_envelope_gives_none_with_a_reason() -> None:
 def test_malformed_operands_raise() -> None:
     good = exact((0, 1), experts=2, n=16, k=96)
     for changes, message in (
-        ({"a": good.a.float()}, "a_q must have dtype"),
+        ({"a": good.a.float()}, "a_q must be .*; got float32"),
         ({"w": good.w[0]}, r"w must be \[E, N, K\]"),
         ({"w": good.w[..., :64]}, "its K is that of a_q"),
-        ({"w_scale": good.w_scale[:1]}, "w_scale must have shape"),
+        ({"w_scale": good.w_scale[:1]}, "w_scale must be .*; got "),
         ({"a": good.a[:1], "a_scale": good.a_scale[:1]}, "a_q must have a row for each 1 of the 2 slots"),
         ({"a_div": 0}, "a_div must be positive"),
-        ({"weights": torch.ones(2, dtype=torch.float64)}, "mul_weight_by must be float32"),
+        ({"weights": torch.ones(2, dtype=torch.float64)}, r"mul_weight_by must.* float32"),
         ({"index": tuple(t.long() for t in good.sorted())}, "sorted_token_ids must be contiguous int32"),
     ):
         with pytest.raises(GuardError, match=message):
@@ -181,9 +181,9 @@ def test_the_linear_refuses_on_every_path_what_the_kernel_refuses() -> None:
     good = exact(random_owners(20, 2), experts=2, n=16, k=96, block_m=ODD_TILES)
     ids, experts, padded = good.sorted()
     for changes, message in (
-        ({"weights": torch.ones(20, dtype=torch.float16)}, "mul_weight_by must have dtype torch.float32"),
+        ({"weights": torch.ones(20, dtype=torch.float16)}, r"mul_weight_by must.* float32"),
         ({"weights": torch.ones(19)}, "mul_weight_by must have one weight per slot, 20"),
-        ({"index": (ids.long(), experts, padded)}, "sorted_token_ids must have dtype torch.int32"),
+        ({"index": (ids.long(), experts, padded)}, "sorted_token_ids must be int32"),
         ({"index": (ids[:-3], experts, padded)}, "whole tiles, a multiple of block_m = 6 entries"),
         ({"index": (ids, experts[:1], padded)}, f"expert_ids must have one entry per tile, {len(experts)}; got 1"),
         ({"index": (ids, experts, padded[:0])}, "num_tokens_post_padded must have 1 entry"),

@@ -126,7 +126,7 @@ def test_fnuz_goes_back_and_saturates_where_fn_ends():
 
 
 def test_checkpoint_conversion_refuses_other_dtypes():
-    with pytest.raises(GuardError, match=r"weight must have dtype torch\.float8_e4m3fn; got torch\.float8_e4m3fnuz"):
+    with pytest.raises(GuardError, match=r"weight must be float8_e4m3fn; got float8_e4m3fnuz"):
         fn_to_fnuz(EVERY_BYTE.view(torch.float8_e4m3fnuz), torch.tensor(1.0))
-    with pytest.raises(GuardError, match=r"scale must have dtype .*; got torch\.uint8"):
+    with pytest.raises(GuardError, match=r"scale must be .*; got uint8"):
         fnuz_to_fn(EVERY_BYTE.view(torch.float8_e4m3fnuz), torch.tensor(1, dtype=torch.uint8))

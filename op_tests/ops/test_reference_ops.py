@@ -82,7 +82,7 @@ def test_mxfp4_mm_is_the_product_of_the_dequantised_operands():
 
 def test_gemms_refuse_operands_that_do_not_fit():
     (xq, xs), (wq, ws) = quantize_mxfp8(torch.randn(3, 64)), quantize_mxfp8(torch.randn(4, 32))
-    with pytest.raises(GuardError, match=r"wq must have shape \(4, 64\) \(its K is that of xq\); got \(4, 32\)"):
+    with pytest.raises(GuardError, match=r"wq must be .*\[4, 64\] \(its K is that of xq\); got .*\[4, 32\]"):
         mxfp8_mm(xq, xs, wq, ws)
     with pytest.raises(GuardError, match=r"xq must be \[M, K\]"):
         mxfp8_mm(xq[0], xs[0], wq, ws)

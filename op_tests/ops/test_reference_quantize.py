@@ -319,7 +319,7 @@ def test_e8m0_dtype_is_taken_wherever_bytes_are():
 def test_quantisers_refuse_what_they_cannot_take(quantize):
     with pytest.raises(GuardError, match=r"last dimension of x must be a multiple of 32; got 33 \(shape \(2, 33\)\)"):
         quantize(torch.zeros(2, 33))
-    with pytest.raises(GuardError, match=r"x must have dtype .*bfloat16.*; got torch\.float64"):
+    with pytest.raises(GuardError, match=r"x must be .*bfloat16.*; got float64"):
         quantize(torch.zeros(2, 32, dtype=torch.float64))
     with pytest.raises(GuardError, match="at least 1 dimension; got a scalar"):
         quantize(torch.tensor(1.0))
@@ -332,11 +332,11 @@ def test_other_arguments_are_refused_by_name():
         quantize_mxfp8(torch.zeros(1, 32), torch.float8_e5m2)
     with pytest.raises(GuardError, match="rounding must be one of 'rne', 'half_up'; got 'up'"):
         quantize_mxfp4(torch.zeros(1, 32), rounding="up")
-    with pytest.raises(GuardError, match=r"scale must have shape \(1, 2\) .*; got \(1, 1\)"):
+    with pytest.raises(GuardError, match=r"scale must be .*\[1, 2\] .*; got .*\[1, 1\]"):
         dequantize_mxfp8(torch.zeros(1, 64, dtype=torch.uint8), torch.zeros(1, 1, dtype=torch.uint8))
-    with pytest.raises(GuardError, match=r"scale must have shape \(1, 2\) .*; got \(2, 1\)"):
+    with pytest.raises(GuardError, match=r"scale must be .*\[1, 2\] .*; got .*\[2, 1\]"):
         dequantize_mxfp4(torch.zeros(1, 32, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.uint8))
-    with pytest.raises(GuardError, match="scale must have dtype"):
+    with pytest.raises(GuardError, match=r"scale must be .*; got "):
         e8m0_to_f32(torch.zeros(1, dtype=torch.int32))
 
 

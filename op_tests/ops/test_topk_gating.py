@@ -213,8 +213,8 @@ def test_wave_order_changes_nothing(order):
 def test_refusals_name_argument_value_and_rule():
     logits = torch.zeros(2, 64)
     for changes, message in (
-        ({"logits": logits[0]}, r"logits must be \[T, E\] \(2 dimensions\); got shape \(64,\)"),
-        ({"logits": logits.double()}, r"logits must have dtype .*got torch\.float64"),
+        ({"logits": logits[0]}, r"logits must be \[T, E\]; got .*\[64\]"),
+        ({"logits": logits.double()}, r"logits must be .*got float64"),
         ({"logits": torch.zeros(2, 513)}, "logits must have 1 to 512 experts; got 513"),
         ({"logits": torch.zeros(2, 0)}, "logits must have 1 to 512 experts; got 0"),
         ({"logits": torch.zeros(64, 2).t()}, r"logits must be \[T, E\] with contiguous rows"),
@@ -223,16 +223,16 @@ def test_refusals_name_argument_value_and_rule():
         ({"k": 5, "groups": 16, "topk_groups": 1}, "at most the experts in the kept groups, 4; got 5"),
         ({"k": 2.0}, "k must be an int; got float"),
         ({"scoring": "tanh"}, "scoring must be one of 'softmax', 'sigmoid'; got 'tanh'"),
-        ({"bias": torch.zeros(63)}, r"bias must have shape \(64,\)"),
-        ({"bias": torch.zeros(64).half()}, r"bias must have dtype torch\.float32"),
+        ({"bias": torch.zeros(63)}, r"bias must be .*\[64\]"),
+        ({"bias": torch.zeros(64).half()}, r"bias must be float32"),
         ({"groups": 5, "topk_groups": 1}, "groups must divide the number of experts, 64; got 5"),
         ({"groups": 0, "topk_groups": 1}, "groups must be at least 1; got 0"),
         ({"groups": 4}, "groups and topk_groups belong together; got 4 and None"),
         ({"groups": 4, "topk_groups": 5}, "topk_groups must be 1 to groups = 4; got 5"),
         ({"shared_experts": -1}, "shared_experts must be 0 to 16; got -1"),
         ({"scale": INF}, "scale must be finite; got inf"),
-        ({"ids_out": torch.zeros(2, 2)}, r"out must have dtype torch\.int32"),
-        ({"out": torch.zeros(2, 3)}, r"out must have shape \(2, 2\)"),
+        ({"ids_out": torch.zeros(2, 2)}, r"out must be int32"),
+        ({"out": torch.zeros(2, 3)}, r"out must be .*\[2, 2\]"),
         ({"out": torch.zeros(2, 4)[:, ::2]}, "out must be contiguous"),
     ):
         arguments = {"logits": logits, "k": 2, **changes}

@@ -49,6 +49,16 @@ def shown(value: object) -> str:
     return as_text(value) if isinstance(value, torch.Tensor) else f"{type(value).__name__} {as_text(value)}"
 
 
+def described(x: Described) -> str:
+    """Return dtype and shape for a message, as the modules' own guards write them: ``uint8 [4, 128]``."""
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+
+
+def _alternatives(accepted: Sequence[torch.dtype | None]) -> str:
+    *names, last = (str(dtype).removeprefix("torch.") for dtype in accepted if dtype is not None)
+    return f"{', '.join(names)} or {last}" if names else last
+
+
 def require_tensor(**named: object) -> None:
     """Refuse arguments that are not tensors, each given under its name."""
     for name, value in named.items():
@@ -104,8 +114,7 @@ def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None
     if not isinstance(x.dtype, torch.dtype):  # a TensorSpec of something that only looks like a tensor
         raise GuardError(f"{name} must be a torch.Tensor; got an array of dtype {x.dtype}")
     if x.dtype not in accepted:
-        names = ", ".join(str(dtype) for dtype in accepted if dtype is not None)
-        raise GuardError(f"{name} must have dtype {names}; got {x.dtype}")
+        raise GuardError(f"{name} must be {_alternatives(accepted)}; got {described(x)}")
 
 
 def require_last_multiple(name: str, x: Described, multiple: int) -> None:
@@ -124,14 +133,14 @@ def require_rank(name: str, x: Described, rank: int, layout: str) -> None:
     """Refuse a tensor that does not have ``rank`` dimensions; ``layout`` says which, as in ``[M, K]``."""
     require_tensor(**{name: x})
     if x.dim() != rank:
-        raise GuardError(f"{name} must be {layout} ({rank} dimensions); got shape {tuple(x.shape)}")
+        raise GuardError(f"{name} must be {layout}; got {described(x)}")
 
 
 def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> None:
     """Refuse a tensor whose shape is not ``shape``; ``why`` names the origin of that shape."""
     require_tensor(**{name: x})
     if tuple(x.shape) != tuple(shape):
-        raise GuardError(f"{name} must have shape {tuple(shape)} ({why}); got {tuple(x.shape)}")
+        raise GuardError(f"{name} must be {list(shape)} ({why}); got {described(x)}")
 
 
 def require_factors(xq: Described, wq: Described) -> tuple[int, int, int]:
@@ -160,8 +169,12 @@ def require_operand(
 ) -> None:
     """Refuse an operand of another dtype, shape or device, if one is named; None, for one that is not given, passes."""
     if x is not None:
-        require_dtype(name, x, accepted)
-        require_shape(name, x, shape, why)
+        require_tensor(**{name: x})
+        if x.dtype not in accepted or tuple(x.shape) != tuple(shape):
+            if not isinstance(x.dtype, torch.dtype):
+                require_dtype(name, x, accepted)
+            wanted = f"{_alternatives(accepted)} {list(shape)}"
+            raise GuardError(f"{name} must be {wanted} ({why}); got {described(x)}")
         if device is not None:
             require_device(name, x, device)
 
