@@ -6,8 +6,8 @@
 //   keys       fp32 as an unsigned integer that orders alike: NaN is 1, an expert that takes no part 0
 //   groups     lane g scores group g from keys in LDS (its best, or with a bias the sum of its two best); the experts
 //              of all but the best topk_groups lose their keys
-//   k times    the largest key: within the lane, then over the wave, into a scalar; then so the lowest expert of the lanes that
-//              have it, whose key becomes 0
+//   k times    the largest first key of the wave's lanes, which have sorted theirs, into a scalar; of lanes that have it the one of
+//              the lowest expert, which goes on to its next key
 //
 // The choice is by logit where there is no bias: scores are monotone in it, and two logits whose scores round to the
 // same number still have an order. With a bias it is by score + bias.
@@ -76,27 +76,45 @@ __device__ inline float value_of(uint32_t key) {
   return key == kNanKey ? __builtin_nanf("") : __builtin_bit_cast(float, bits);
 }
 
-struct Place {
-  uint32_t slot, lane;  // register and lane
-};
-
-// Takes the largest key out of `keys`, the first of equal ones in the order of registers, then lanes, and returns its place.
+// The keys of a lane and whose they are, the largest first and equal ones by index.
 template <int kPerLane>
-__device__ inline Place take_best(uint32_t (&keys)[kPerLane], uint32_t lane) {
-  uint32_t own = keys[0], own_index = lane;
+struct Ranked {
+  uint32_t keys[kPerLane], owners[kPerLane];
+
+  // Sorts keys of which register j belongs to j * kWaveSize + lane, by exchanges of neighbours.
+  __device__ Ranked(const uint32_t (&unsorted)[kPerLane], uint32_t lane) {
 #pragma unroll
-  for (int j = 1; j < kPerLane; ++j)
-    if (keys[j] > own) own = keys[j], own_index = j * kWaveSize + lane;
-  const uint32_t best = hf::dev::largest_of_wave(own);
-  const hf::dev::LaneMask owners = hf::dev::lanes_with(own == best);
-  const bool alone = (owners & (owners - 1)) == 0;  // the same in all lanes
-  const uint32_t index = alone ? hf::dev::of_lane(own_index, hf::dev::lowest_bit(owners))
-                               : ~hf::dev::largest_of_wave(own == best ? ~own_index : 0);
+    for (int j = 0; j < kPerLane; ++j) keys[j] = unsorted[j], owners[j] = j * kWaveSize + lane;
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j)
-    if (j * kWaveSize + lane == index) keys[j] = kNotThere;
-  return {index / kWaveSize, index % kWaveSize};
-}
+    for (int round = 0; round < kPerLane; ++round)
+#pragma unroll
+      for (int j = round % 2; j + 1 < kPerLane; j += 2) {
+        const bool wrong = keys[j] < keys[j + 1];
+        const uint32_t key = keys[j], owner = owners[j];
+        keys[j] = wrong ? keys[j + 1] : key, owners[j] = wrong ? owners[j + 1] : owner;
+        keys[j + 1] = wrong ? key : keys[j + 1], owners[j + 1] = wrong ? owner : owners[j + 1];
+      }
+  }
+
+  // Takes the largest key of the wave out, the one of the lowest owner among equals, and returns the owner.
+  __device__ uint32_t take_best(uint32_t lane) {
+    const uint32_t best = hf::dev::largest_of_wave(keys[0]);
+    hf::dev::LaneMask lanes = hf::dev::lanes_with(keys[0] == best);
+    if (kPerLane > 1 && (lanes & (lanes - 1)) != 0) {  // the same in all lanes
+      const uint32_t lowest = ~hf::dev::largest_of_wave(keys[0] == best ? ~owners[0] : 0);
+      lanes = hf::dev::lanes_with(keys[0] == best && owners[0] == lowest);
+    }
+    const uint32_t from = hf::dev::lowest_bit(lanes), owner = hf::dev::of_lane(owners[0], from);
+    const bool own = lane == from;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const bool more = j + 1 < kPerLane;
+      keys[j] = own ? (more ? keys[more ? j + 1 : j] : kNotThere) : keys[j];
+      owners[j] = own && more ? owners[more ? j + 1 : j] : owners[j];
+    }
+    return owner;
+  }
+};
 
 // Clears the keys of experts outside the best groups. `lds` has the keys of all experts, then those of the groups.
 template <int kPerLane>
@@ -124,9 +142,10 @@ __device__ inline void keep_best_groups(uint32_t (&keys)[kPerLane], uint32_t* ld
   uint32_t* kept = lds + kPerLane * kWaveSize;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) kept[j * kWaveSize + lane] = 0;
+  Ranked<kPerLane> ranked(group_keys, lane);
   for (uint32_t i = 0; i < a.topk_groups; ++i) {
-    const Place place = take_best(group_keys, lane);
-    if (lane == place.lane) kept[place.slot * kWaveSize + lane] = 1;
+    const uint32_t group = ranked.take_best(lane);
+    if (lane == 0) kept[group] = 1;
   }
   hf::dev::wave_fence();
 #pragma unroll
@@ -165,6 +184,7 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
     keys[j] = here ? key_of(scores[j]) : kNotThere;
     largest_key = largest_key > keys[j] ? largest_key : keys[j];
   }
+  float divisor = 1.f;  // of scores: those of a softmax that are not chosen need none
   if (a.sigmoid()) {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) scores[j] = 1.f / (1.f + __builtin_expf(-scores[j]));
@@ -179,30 +199,34 @@ __global__ __launch_bounds__(kWaveSize) void topk_gating_kernel(
       sum = sum + (scores[j] == scores[j] ? scores[j] : 0.f);
     }
     sum = hf::dev::lanes_combined<kWaveSize>(sum, [](float x, float y) { return x + y; });
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) scores[j] = scores[j] / sum;
+    divisor = sum;
   }
   if (a.bias) {
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j)
+    for (int j = 0; j < kPerLane; ++j) {
+      scores[j] = scores[j] / divisor;
       if (keys[j] != kNotThere) keys[j] = key_of(scores[j] + bias[j]);
+    }
+    divisor = 1.f;
   }
   if (a.groups > 1) keep_best_groups(keys, lds, lane, a);
 
-  float weight = 0.f;
   uint32_t id = 0;
-  float sum = 0.f;
+  Ranked<kPerLane> ranked(keys, lane);
   for (uint32_t i = 0; i < a.choices(); ++i) {
-    const Place place = take_best(keys, lane);
-    float chosen = 0.f;
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j)
-      if (j == static_cast<int>(place.slot)) chosen = scores[j];
-    chosen = hf::dev::of_lane(chosen, place.lane);
-    sum = sum + chosen;
-    if (lane == i) weight = chosen, id = place.slot * kWaveSize + place.lane;
+    const uint32_t best = ranked.take_best(lane);
+    if (lane == i) id = best;
   }
-  if (a.renormalize()) weight = weight / (sum + kLeastSum);
+  hf::dev::wave_fence();  // groups have read the keys there
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) lds[j * kWaveSize + lane] = __builtin_bit_cast(uint32_t, scores[j]);
+  hf::dev::wave_fence();
+  float weight = __builtin_bit_cast(float, lds[id]) / divisor;
+  if (a.renormalize()) {
+    float sum = 0.f;
+    for (uint32_t i = 0; i < a.choices(); ++i) sum = sum + hf::dev::of_lane(weight, i);
+    weight = weight / (sum + kLeastSum);
+  }
   weight = weight * a.scale;
   const uint32_t width = a.choices() + a.shared();
   if (lane >= a.choices()) weight = 1.f, id = a.experts + lane - a.choices();

@@ -469,9 +469,10 @@ FAULTS = [
     ),
     *_in(
         "csrc/moe_routing/", "ops/test_topk_gating.py",
-        ("routing/ties_to_the_higher_index", "topk_gating.cu", "if (keys[j] > own) own", "if (keys[j] >= own) own"),
-        ("routing/ties_to_any_lane", "topk_gating.cu", "const bool alone = (owners & (owners - 1)) == 0;",
-         "const bool alone = true;"),
+        ("routing/ties_to_the_higher_index", "topk_gating.cu", "const bool wrong = keys[j] < keys[j + 1];",
+         "const bool wrong = keys[j] <= keys[j + 1];"),
+        ("routing/ties_to_any_lane", "topk_gating.cu", "kPerLane > 1 && (lanes & (lanes - 1)) != 0", "false"),
+        ("routing/softmax_divided_twice", "topk_gating.cu", "    divisor = 1.f;", ""),
         ("routing/slots_of_a_wave_counted_once", "moe_align.cu",
          "own[expert] = at + hf::dev::lane_count(alike);", "own[expert] = at + 1;",
          "ops/test_moe_align.py"),
