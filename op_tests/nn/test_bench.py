@@ -12,12 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from helpers import streaming
 from nn.test_time_model import DENSE, written
 from nn.test_time_model import modelled as time_model
 
 import hipforge.configs
 from hipforge.cli import bench
 from hipforge.cli.main import cli
+from hipforge.emulator.timing.machines import machine
 from hipforge.errors import ConfigError
 
 
@@ -31,6 +33,47 @@ CELLS = (
     bench.Cell((bench.Call("fp8_gemm", "2,64,128"),), 10.0, "somebody", 0.5, "kernel"),
     bench.Cell((bench.Call("rms_norm", "2,256"), bench.Call("rms_norm", "2,256", "mall")), 5.0, "somebody", 0.9),
 )
+
+
+def page_of(*cells: tuple[bench.Cell, float]) -> str:
+    """The page of a report with these lines and the durations of their kernels."""
+    part = {"us": 1.0, "kernel": "some", "configuration": {}, "table": None, "row": None}
+    rows = [{"cell": asdict(cell), "parts": [{**part, "kernel_us": us}]} for cell, us in cells]
+    return bench.text({"hipforge": "0", "date": "", "arch": "gfx950", "source": "model:0", "rows": rows})
+
+
+def test_the_page_names_goals_that_reading_the_weights_alone_misses() -> None:
+    def line(m: int, reading: float | None) -> bench.Cell:
+        return bench.Cell((bench.Call("fp8_gemm", f"{m},64,128"),), 10.0, "somebody", 0.5, "kernel", reading)
+
+    page = page_of((line(1, 5.1), 6.0), (line(2, 4.9), 6.0), (line(3, None), 6.0), (line(4, 5.1), 4.0))
+    assert "| 10 | kernel | 0.60 | ≤ 0.5 | 5.10 | some() |" in page and "| 0.60 | ≤ 0.5 |  | some() |" in page
+    assert "1 of 4 lines that have a goal reach it." in page
+    beyond = "reading the weights alone takes longer than the goal allows"
+    assert f"In 1 of the 3 others {beyond}: `fp8_gemm` 1,64,128 0.51 for 0.5." in page
+    assert beyond not in page_of((line(2, 4.9), 6.0), (line(3, None), 6.0))
+
+
+# Of a routed line: experts with a slot, and rows and columns of one's W, of both products.
+ROUTED = {1: ((9, 1024, 6144), (9, 6144, 512)), 16: ((109, 1024, 6144), (113, 6144, 512))}
+
+
+def read_alone(*weights: tuple[int, int, int], bits: int) -> float:
+    """The modelled durations of reading weights, in eighths of ``bits`` bytes an element, added."""
+    of = machine("MI355X")
+    return sum(streaming.least(experts * n * k * bits // 8, of).kernel_us for experts, n, k in weights)
+
+
+def test_times_of_reading_are_those_of_the_kernels_that_read() -> None:
+    """64 tokens, whose weights take a minute, are left to ``op_tests/helpers/streaming.py``."""
+    told = {cell.calls[0]: cell.reading_us for cell in bench.CELLS if cell.reading_us is not None}
+    dense = {(call.shape.partition(",")[2], us) for call, us in told.items() if call.op == "fp8_gemm"}
+    assert len(dense) == 3
+    for shape, us in dense:
+        assert us == pytest.approx(read_alone((1, *map(int, shape.split(","))), bits=8), abs=0.006)
+    for tokens, weights in ROUTED.items():
+        us = told[bench.Call("grouped_swiglu_mxfp8", f"{tokens},1024,6144,257,9")]
+        assert us == pytest.approx(sum(read_alone((e, n * 33, k // 32), bits=8) for e, n, k in weights), abs=0.011)
 
 
 def test_a_report_on_the_emulator_is_modelled_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
