@@ -32,7 +32,14 @@ from torch.nn.utils import parametrize
 
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.arguments import naming_arguments, require_one_kind, require_readable
-from hipforge.ops.core.checks import require_device, require_tensor, require_torch_dtype
+from hipforge.ops.core.checks import (
+    require_device,
+    require_floating,
+    require_one,
+    require_rank,
+    require_tensor,
+    require_torch_dtype,
+)
 from hipforge.ops.core.fp8 import E5M2_DTYPES as E5M2_DTYPES
 from hipforge.ops.core.fp8 import FP8_DTYPES as FP8_DTYPES
 from hipforge.ops.core.fp8 import fp8_dtypes as fp8_dtypes
@@ -52,8 +59,7 @@ def to_col_major(x: torch.Tensor) -> torch.Tensor:
     Raises:
         GuardError: x does not have two dimensions.
     """
-    if x.dim() != 2:
-        raise GuardError(f"x must have 2 dimensions; got shape {tuple(x.shape)}")
+    require_rank("x", x, 2, "[R, C]")
     return x.t().contiguous().t()
 
 
@@ -110,8 +116,7 @@ def scaled_mm(
 def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> None:
     require_tensor(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     for name, operand in (("a", a), ("b", b)):
-        if operand.dim() != 2:
-            raise GuardError(f"{name} must have 2 dimensions; got shape {tuple(operand.shape)}")
+        require_rank(name, operand, 2, "[rows, columns]")
         if operand.dtype not in FP8_DTYPES:
             raise GuardError(f"{name} must be float8; got {operand.dtype}: quantise it with to_fp8")
     if a.shape[1] != b.shape[0]:
@@ -130,8 +135,7 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, sca
             "pass w.t() of a contiguous w[N, K], or to_col_major(b)"
         )
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if scale.dtype != torch.float32 or scale.numel() != 1:
-            raise GuardError(f"{name} must be one float32; got {scale.dtype} of shape {tuple(scale.shape)}")
+        require_one(name, scale)
     for name, tensor in (("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
         require_device(name, tensor, a.device)
 
@@ -283,8 +287,7 @@ class Float8Linear(nn.Linear):
         require_readable(input=input)
         require_one_kind("Float8Linear", input=input, weight=self.weight, bias=self.bias)
         require_device("input", input, self.weight.device)
-        if not input.is_floating_point():
-            raise GuardError(f"input must be floating point; got {input.dtype}")
+        require_floating(input=input)
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise GuardError(
                 f"input must have last dimension in_features={self.in_features}; got shape {tuple(input.shape)}"

@@ -15,7 +15,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core.arguments import require_sound
-from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
+from hipforge.ops.core.checks import require_choice, require_dtype, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.fp8 import FP8_DTYPES, fp8_dtypes, to_fp8
@@ -41,13 +41,11 @@ def fp8_quant_tensorwise_out(
 
 
 def _plan(x: torch.Tensor, dtype: torch.dtype | None, transpose: bool) -> Decision:
-    require_tensor(x=x)
-    if x.dtype not in FLOATS:
-        raise GuardError(f"x must be float32, float16 or bfloat16; got {x.dtype}")
-    if dtype is not None and dtype not in FP8_DTYPES:
-        raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
-    if transpose and x.dim() != 2:
-        raise GuardError(f"x must have 2 dimensions for a transposed copy; got shape {tuple(x.shape)}")
+    require_dtype("x", x, FLOATS)
+    if dtype is not None:
+        require_choice("dtype", dtype, FP8_DTYPES)
+    if transpose:
+        require_rank("x", x, 2, "[R, C] for a transposed copy")
     return plan_kernel("fp8_quant_tensorwise", x.device)
 
 

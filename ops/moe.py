@@ -420,8 +420,7 @@ def _check_layer(
     per_token, integers = (tokens, topk_ids.shape[1]), (torch.int32, torch.int64)
     checks.require_operand("topk_ids", topk_ids, integers, per_token, "one row per token", hidden.device)
     checks.require_shape("topk_weights", topk_weights, per_token, "one weight per choice")
-    if not topk_weights.is_floating_point():
-        raise GuardError(f"topk_weights must be floating point; got {topk_weights.dtype}")
+    checks.require_floating(topk_weights=topk_weights)
     checks.require_device("topk_weights", topk_weights, hidden.device)
 
 

@@ -15,7 +15,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
-from hipforge.ops.core.checks import require_operand, require_out, require_tensor
+from hipforge.ops.core.checks import require_dtype, require_operand, require_out, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import HALVES
@@ -508,11 +508,8 @@ def _on_torch(given: _Given, results_of: Callable[[torch.Tensor], _Results]) -> 
 
 
 def _check(input: torch.Tensor) -> None:
-    require_tensor(input=input)
-    if input.dtype not in HALVES:
-        raise GuardError(f"input must be float16 or bfloat16; got {input.dtype}")
-    if input.dim() != 2:
-        raise GuardError(f"input must be [rows, cols]; got shape {tuple(input.shape)}")
+    require_dtype("input", input, HALVES)
+    require_rank("input", input, 2, "[rows, cols]")
 
 
 def _tell_autograd(changed: torch.Tensor | None) -> None:

@@ -11,7 +11,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
-from hipforge.ops.core.checks import require_device, require_tensor
+from hipforge.ops.core.checks import described, require_device, require_dtype, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import HALVES
@@ -74,11 +74,9 @@ def _plan_swiglu(
 
 
 def _plan(op: str, gate_up: torch.Tensor, alpha: float, beta: float, limit: float | None) -> Decision:
-    require_tensor(gate_up=gate_up)
-    if gate_up.dtype not in HALVES:
-        raise GuardError(f"gate_up must be float16 or bfloat16; got {gate_up.dtype}")
+    require_dtype("gate_up", gate_up, HALVES)
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        raise GuardError(f"gate_up must be [rows, 2 d]; got shape {tuple(gate_up.shape)}")
+        raise GuardError(f"gate_up must be [rows, 2 d]; got {described(gate_up)}")
     check_activation(alpha, beta, limit)
     return plan_kernel(op, gate_up.device)
 

@@ -102,7 +102,7 @@ def test_non_finite_input_is_visible_as_nan():
 
 @pytest.mark.parametrize("bad", [torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.bool)])
 def test_quantising_refuses_what_is_no_float(bad):
-    with pytest.raises(GuardError, match=str(bad.dtype)):
+    with pytest.raises(GuardError, match=f"must be floating point; got {str(bad.dtype)[6:]}"):
         fp8.to_fp8(bad, torch.float8_e4m3fn)
 
 
@@ -118,7 +118,7 @@ def test_col_major_keeps_values_and_changes_strides():
     assert fp8.to_col_major(y).data_ptr() == y.data_ptr()
     for shape in ((0, 4), (1, 4), (4, 1)):
         assert fp8.to_col_major(torch.zeros(shape)).shape == shape
-    with pytest.raises(GuardError, match=r"2 dimensions; got shape \(3,\)"):
+    with pytest.raises(GuardError, match=r"x must be \[R, C\]; got .*\[3\]"):
         fp8.to_col_major(torch.zeros(3))
 
 
@@ -166,13 +166,13 @@ def test_scaled_mm_refuses_what_hardware_would():
     v, inv_v = fp8.to_fp8(torch.randn(48, 64), torch.float8_e5m2)
     with pytest.raises(GuardError, match="both e5m2"):
         fp8.scaled_mm(g, v.t(), inv_g, inv_v)
-    with pytest.raises(GuardError, match=r"scale_a must be one float32; got torch\.float64"):
+    with pytest.raises(GuardError, match=r"scale_a must be one float32; got float64"):
         fp8.scaled_mm(a, w.t(), inv_a.double(), inv_w)
-    with pytest.raises(GuardError, match=r"scale_b must be one float32; .*\(2,\)"):
+    with pytest.raises(GuardError, match=r"scale_b must be one float32; .*\[2\]"):
         fp8.scaled_mm(a, w.t(), inv_a, inv_w.repeat(2))
     with pytest.raises(GuardError, match=r"a must be float8; got torch\.float32"):
         fp8.scaled_mm(a.float(), w.t(), inv_a, inv_w)
-    with pytest.raises(GuardError, match="2 dimensions"):
+    with pytest.raises(GuardError, match=r"a must be \[rows, columns\]; got float8_e4m3fn(uz)? \[64\]"):
         fp8.scaled_mm(a[0], w.t(), inv_a, inv_w)
 
 

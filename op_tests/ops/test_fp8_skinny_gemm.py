@@ -104,7 +104,7 @@ def test_operands_of_any_strides():
         ({"a": torch.zeros(4, 64).to(FP8)}, r"b must be .*\[64, 40\]"),
         ({"a": torch.zeros(4, 40).to(FP8), "b": torch.zeros(40, 40).to(FP8)}, "multiple of 32; got 40"),
         ({"scale": torch.zeros(2)}, "scale must be one float32"),
-        ({"scale": torch.zeros(1).half()}, "scale must be float32; got float16"),
+        ({"scale": torch.zeros(1).half()}, "scale must be one float32; got float16"),
         ({"output": torch.zeros(4, 41).half()}, r"output must be .*\[4, 40\].*; got .*\[4, 41\]"),
         ({"output": torch.zeros(4, 40)}, "output must be float16.*; got float32"),
         ({"output": torch.zeros(40, 4).half().t()}, "output must be contiguous"),

@@ -187,9 +187,9 @@ def test_refusals_name_argument_value_and_rule():
         residual_rms_mxfp8(x, residual, weight, 1e-5)
     with pytest.raises(GuardError, match="d must be a multiple of 32, the block that shares a scale; got 20"):
         swiglu_mxfp8(x)
-    with pytest.raises(GuardError, match=r"input must be float16 or bfloat16; got torch\.float32"):
+    with pytest.raises(GuardError, match=r"input must be float16 or bfloat16; got float32"):
         residual_rms_mxfp8(x.float(), residual, weight, 1e-5)
-    with pytest.raises(GuardError, match=r"gate_up must be \[rows, 2 d\]; got shape \(2, 39\)"):
+    with pytest.raises(GuardError, match=r"gate_up must be \[rows, 2 d\]; got .*\[2, 39\]"):
         swiglu_mxfp8(x[:, :39])
     from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8_out
     from hipforge.ops.swiglu_fp8 import swiglu_mxfp8_out

@@ -184,9 +184,9 @@ def test_no_rows_launch_nothing():
 def test_refusals_name_argument_value_and_rule():
     x, weight = problem(2, 64, torch.float16)
     residual, scale = normal((2, 64), torch.float16, 1), torch.ones(1)
-    with pytest.raises(GuardError, match=r"input must be float16 or bfloat16; got torch\.float32"):
+    with pytest.raises(GuardError, match=r"input must be float16 or bfloat16; got float32"):
         rms_norm(x.float(), weight, EPSILON)
-    with pytest.raises(GuardError, match=r"input must be \[rows, cols\]; got shape \(64,\)"):
+    with pytest.raises(GuardError, match=r"input must be \[rows, cols\]; got .*\[64\]"):
         rms_norm_mxfp8(x[0], weight, EPSILON)
     with pytest.raises(GuardError, match=r"weight must be contiguous float16 \[64\], of input's dtype; got .*63"):
         rms_norm_fp8(x, weight[:63], EPSILON, scale)

@@ -230,9 +230,9 @@ def test_refusals_name_argument_value_and_rule():
     x, residual, weight = problem(2, 64, torch.float16)
     scale = torch.tensor([1.0])
     other = torch.float8_e4m3fnuz if FP8 is torch.float8_e4m3fn else torch.float8_e4m3fn
-    with pytest.raises(GuardError, match=r"input must be float16 or bfloat16; got torch\.float32"):
+    with pytest.raises(GuardError, match=r"input must be float16 or bfloat16; got float32"):
         residual_rms(x.float(), residual, weight, 1e-5)
-    with pytest.raises(GuardError, match=r"input must be \[rows, cols\]; got shape \(64,\)"):
+    with pytest.raises(GuardError, match=r"input must be \[rows, cols\]; got .*\[64\]"):
         residual_rms(x[0], residual, weight, 1e-5)
     with pytest.raises(GuardError, match="input must be contiguous"):
         residual_rms(x[:, ::2], residual[:, ::2], weight[::2], 1e-5)

@@ -179,11 +179,11 @@ def test_bytes_moved_are_the_least_possible(rows, d, dtype):
 def test_refusals_name_argument_value_and_rule():
     gate_up, scale = problem(2, 32, torch.float16), torch.tensor([1.0])
     other = torch.float8_e4m3fnuz if FP8 is torch.float8_e4m3fn else torch.float8_e4m3fn
-    with pytest.raises(GuardError, match=r"gate_up must be float16 or bfloat16; got torch\.float32"):
+    with pytest.raises(GuardError, match=r"gate_up must be float16 or bfloat16; got float32"):
         swiglu_fp8(gate_up.float(), scale)
-    with pytest.raises(GuardError, match=r"gate_up must be \[rows, 2 d\]; got shape \(2, 63\)"):
+    with pytest.raises(GuardError, match=r"gate_up must be \[rows, 2 d\]; got .*\[2, 63\]"):
         swiglu_fp8(gate_up[:, :63].contiguous(), scale)
-    with pytest.raises(GuardError, match=r"gate_up must be \[rows, 2 d\]; got shape \(64,\)"):
+    with pytest.raises(GuardError, match=r"gate_up must be \[rows, 2 d\]; got .*\[64\]"):
         swiglu_fp8(gate_up[0], scale)
     with pytest.raises(GuardError, match="gate_up must be contiguous"):
         swiglu_fp8(gate_up[:, ::2], scale)

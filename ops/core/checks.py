@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -54,7 +54,7 @@ def described(x: Described) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
-def _alternatives(accepted: Sequence[torch.dtype | None]) -> str:
+def _alternatives(accepted: Collection[torch.dtype | None]) -> str:
     *names, last = (str(dtype).removeprefix("torch.") for dtype in accepted if dtype is not None)
     return f"{', '.join(names)} or {last}" if names else last
 
@@ -108,13 +108,28 @@ def require_real(name: str, x: Described) -> None:
     require_dtype(name, x, _REAL_INPUTS)
 
 
-def require_dtype(name: str, x: Described, accepted: Sequence[torch.dtype | None]) -> None:
+def require_dtype(name: str, x: Described, accepted: Collection[torch.dtype | None]) -> None:
     """Refuse a tensor whose dtype is not among ``accepted`` (None entries are dtypes that this torch lacks)."""
     require_tensor(**{name: x})
     if not isinstance(x.dtype, torch.dtype):  # a TensorSpec of something that only looks like a tensor
         raise GuardError(f"{name} must be a torch.Tensor; got an array of dtype {x.dtype}")
     if x.dtype not in accepted:
         raise GuardError(f"{name} must be {_alternatives(accepted)}; got {described(x)}")
+
+
+def require_one(name: str, x: Described) -> None:
+    """Refuse anything but one float32, in any number of dimensions."""
+    require_tensor(**{name: x})
+    if x.dtype != torch.float32 or math.prod(x.shape) != 1:
+        raise GuardError(f"{name} must be one float32; got {described(x)}")
+
+
+def require_floating(**named: torch.Tensor) -> None:
+    """Refuse tensors that are not floating point, each given under its name."""
+    require_tensor(**named)
+    for name, tensor in named.items():
+        if not tensor.is_floating_point():
+            raise GuardError(f"{name} must be floating point; got {described(tensor)}")
 
 
 def require_last_multiple(name: str, x: Described, multiple: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from hipforge import archs, devices
-from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_tensor
+from hipforge.ops.core.checks import require_choice, require_floating
 
 E5M2_DTYPES = (torch.float8_e5m2, torch.float8_e5m2fnuz)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, *E5M2_DTYPES)
@@ -82,11 +81,8 @@ def to_fp8(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Ten
     Raises:
         GuardError: x is not floating point, or dtype is not float8.
     """
-    require_tensor(x=x)
-    if not x.is_floating_point():
-        raise GuardError(f"x must be floating point; got {x.dtype}")
-    if dtype not in FP8_DTYPES:
-        raise GuardError(f"dtype must be one of {', '.join(map(str, FP8_DTYPES))}; got {dtype}")
+    require_floating(x=x)
+    require_choice("dtype", dtype, FP8_DTYPES)
     limit = torch.finfo(dtype).max
     x32 = x.float()
     amax = x32.abs().amax() if x.numel() else x32.new_zeros(())

@@ -70,9 +70,7 @@ class Problem:
         checks.require_shape("b", b, (k, n), "its k is that of a")
         if k < K_MULTIPLE or k % K_MULTIPLE:
             raise GuardError(f"k must be a positive multiple of {K_MULTIPLE}; got {k}: pad both operands with zeros")
-        checks.require_dtype("scale", scale, (torch.float32,))
-        if tuple(scale.shape) not in ((), (1,)) and set(scale.shape) != {1}:
-            raise GuardError(f"scale must be one float32; got shape {tuple(scale.shape)}")
+        checks.require_one("scale", scale)
         checks.require_device("b", b, a.device)
         checks.require_device("scale", scale, a.device)
         checks.require_operand("output", output, (torch.float16,), (m, n), "[m, n]", a.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.errors import GuardError
+from hipforge.ops.core.checks import require_one
 
 
 def inverse_scale(scale: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,6 @@ def to_fp8_static(
     Raises:
         GuardError: ``scale`` is not one float32.
     """
-    if scale.dtype != torch.float32 or scale.numel() != 1:
-        raise GuardError(f"scale must be one float32; got {scale.dtype} {tuple(scale.shape)}")
+    require_one("scale", scale)
     limit = torch.finfo(fp8_dtype).max if fp8_max is None else fp8_max
     return (y * inverse_scale(scale).reshape(())).clamp(-limit, limit).to(fp8_dtype)

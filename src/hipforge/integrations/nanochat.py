@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.checks import require_choice, require_device, require_rank, require_tensor
+from hipforge.ops.core.checks import require_choice, require_device, require_floating, require_rank
 from hipforge.ops.fp8_linear import float8_product
 
 __all__ = ["fp8_matmul"]
@@ -45,12 +45,9 @@ def fp8_matmul(x: torch.Tensor, w: torch.Tensor, *, compute_dtype: torch.dtype =
         >>> tuple(y.shape), y.dtype, w.grad.dtype, round(w.grad[0, 0].item(), 3)
         ((2, 3, 32), torch.bfloat16, torch.float32, 6.0)
     """
-    require_tensor(x=x)
     require_rank("w", w, 2, "[N, K]")
     require_choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
-    for name, tensor in {"x": x, "w": w}.items():
-        if not tensor.is_floating_point():
-            raise GuardError(f"{name} must be floating point; got {tensor.dtype}")
+    require_floating(x=x, w=w)
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
         raise GuardError(f"x must have last dimension K={w.shape[1]}, that of w [N, K]; got shape {tuple(x.shape)}")
     require_device("w", w, x.device)
