@@ -259,7 +259,7 @@ def _packed(
 def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
     found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
-    found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "ring_tiles", "dequantised")}
+    found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "ring_tiles")}
     found |= {"mxfp4": mxfp4, "skinny": skinny}
     for dtype in (*HALVES, torch.float32):
         name = str(dtype).removeprefix("torch.")

@@ -11,7 +11,8 @@ import hipforge
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
-from hipforge.ops.mxfp8_gemm import mxfp8_dequantised, mxfp8_ring_tiles, mxfp8_row_stream
+from hipforge.ops.core.tiles import tile_number
+from hipforge.ops.mxfp8_gemm import mxfp8_ring_tiles, mxfp8_ring_tiles_out, mxfp8_row_stream
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS
 
@@ -27,7 +28,10 @@ STREAMS = [
     for rows, tiles, sharers in itertools.product(ROWS, TILES, SHARERS)
     if sharers <= warps(rows, tiles)
 ]
-RINGS = [{"tile": tile, "k_splits": splits} for tile in RING_TILES.parameters["tile"] for splits in (1, 3, 8)]
+RINGS = [
+    {"tile": tile, "k_splits": splits, "shared": shared}
+    for tile, splits, shared in itertools.product(RING_TILES.parameters["tile"], (1, 3, 8), (0, 1))
+]
 # (M, N, K): one of everything; odd sizes; K of no whole step, shorter and longer than one; several passes and rounds.
 SHAPES = [
     (1, 1, 32),
@@ -72,15 +76,13 @@ def runs(kernel, parts, bias=None):
         for given in STREAMS:
             if given["tiles"] != 3 or k % 128 == 0:
                 yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
-    elif kernel == "dequantised":
-        yield {}, mxfp8_dequantised(*parts, bias)
     else:
         for given in RINGS:
             if given["k_splits"] <= -(-k // 128):
                 yield given, mxfp8_ring_tiles(*parts, bias, **given)
 
 
-of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "dequantised", "ring_tiles"])
+of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "ring_tiles"])
 
 
 @of_every_kernel
@@ -92,24 +94,54 @@ def test_every_configuration_is_within_the_bound_of_float64(kernel, shape) -> No
         assert error(got, want) < BOUND, given
 
 
-@pytest.mark.parametrize("shape", [(128, 640, 2048), (300, 2304, 6144), (1000, 513, 1056)])
-def test_many_rows_by_the_library_are_within_the_bound_of_float64(shape) -> None:
-    parts, bias = operands(*shape), torch.randn(shape[1], device="cuda").bfloat16()
-    assert error(mxfp8_dequantised(*parts), exact(*parts)) < BOUND
-    assert error(mxfp8_dequantised(*parts, bias), exact(*parts, bias)) < BOUND
+def with_ratios(scales: torch.Tensor, blocks: int, most: int) -> torch.Tensor:
+    """Scales of which ``blocks`` neighbours are one, and the others at most 2^``most`` smaller."""
+    groups = torch.randint(126 - most, 127, (len(scales), -(-scales.shape[1] // blocks)), device="cuda")
+    return groups.repeat_interleave(blocks, 1)[:, : scales.shape[1]].to(torch.uint8)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 12), (240, 255), (0, 256)])
-def test_operands_that_bf16_does_not_hold_are_multiplied_again(low, high) -> None:
-    parts = operands(140, 96, 256, low, high)
-    parts[3].copy_((254 - parts[1][:96].int()).clamp(0, 254))  # the products of the factors stay in range
-    parts[2].copy_(parts[2].float().abs().to(parts[2].dtype))
-    parts[0].copy_(parts[0].float().abs().to(parts[0].dtype))  # no sum cancels
-    want = exact(*parts)
-    got = mxfp8_dequantised(*parts)
-    assert torch.equal(got.isnan(), want.isnan())
-    fits = (want < 3e38) & (want > 1e-36)
-    assert error(got[fits], want[fits]) < BOUND
+@pytest.mark.parametrize("tile", RING_TILES.parameters["tile"])
+@pytest.mark.parametrize("shared", [0, 1])
+@pytest.mark.parametrize(("blocks", "most"), [(1, 2), (1, 7), (4, 2), (4, 20), (16, 20), (1, 60)])
+def test_rows_whose_scales_are_one_for_a_part_of_k(tile, shared, blocks, most) -> None:
+    parts = operands(150, 300, 2880)
+    for payload, scales in (parts[:2], parts[2:]):
+        payload[:, ::32] = 448.0  # a block has a large code, so that all that lie near enough take one scale
+        scales.copy_(with_ratios(scales, blocks, most))
+    got = mxfp8_ring_tiles(*parts, tile=tile, k_splits=2, shared=shared)
+    assert error(got, exact(*parts)) < BOUND
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_a_large_block_hides_no_small_one(shared) -> None:
+    # What is far below the largest block of its row is all that counts: W is zero where X is large, and X where W is.
+    x, xs, w, ws = operands(40, 256, 2048, 120, 121)
+    xs[:, 7], ws[:, 30] = 146, 158
+    w[:, 7 * 32 : 8 * 32], x[:, 30 * 32 : 31 * 32] = 0, 0
+    want = exact(x, xs, w, ws)
+    for tile in RING_TILES.parameters["tile"]:
+        assert error(mxfp8_ring_tiles(x, xs, w, ws, tile=tile, shared=shared), want) < BOUND, tile
+
+
+def test_a_code_that_sharing_rounds_is_off_by_a_2048th_of_its_block() -> None:
+    # A column of W picks one element of X: block 0 is 2^7 above block 1, whose codes span e4m3.
+    k = 128
+    x = torch.zeros(64, k, device="cuda")
+    x[:, :32] = 448.0
+    codes = x.to(torch.float8_e4m3fn)
+    codes.view(torch.uint8)[:, 32:64] = (torch.arange(64 * 32, device="cuda").view(64, 32) % 0x78).to(torch.uint8)
+    codes[:, 32] = 448.0
+    xs = torch.full((64, 4), 127, dtype=torch.uint8, device="cuda")
+    xs[:, 1] = 120
+    w = torch.eye(k, device="cuda").to(torch.float8_e4m3fn)
+    ws = torch.full((k, 4), 127, dtype=torch.uint8, device="cuda")
+    want = values(codes, xs)
+    got = mxfp8_ring_tiles(codes, xs, w, ws, tile=tile_number((64, 128))).double()
+    off = (got - want).abs()[:, 32:64]
+    largest = 448 * 2.0**-7
+    assert off.max() <= largest * 2**-11
+    assert off.max() > largest * 2**-13  # codes below 2 were rounded: the case is what it says
+    assert torch.equal(got[:, :32], want[:, :32])
 
 
 @of_every_kernel
@@ -230,6 +262,10 @@ def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
         mxfp8_row_stream(*parts, blocks=132)
     with pytest.raises(GuardError, match="give more blocks"):
         mxfp8_row_stream(*operands(1, 4096, 4096), blocks=1)
+    with pytest.raises(GuardError, match="workspace must have at least 9472 bytes; got 16"):
+        out = torch.empty(64, 64, dtype=torch.bfloat16, device="cuda")
+        small = torch.empty(16, dtype=torch.uint8, device="cuda")
+        mxfp8_ring_tiles_out(out, *operands(64, 64, 128), None, small, 64128, 1, 0, False)
     with pytest.raises(GuardError, match=r"k_splits must be 1 to 8 and at most ceil\(K / 128\) = 1; got 2"):
         mxfp8_ring_tiles(*operands(1, 64, 96), tile=64128, k_splits=2)
     with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):

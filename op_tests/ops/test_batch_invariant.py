@@ -203,7 +203,7 @@ def test_on_hopper_every_batch_takes_one_tile() -> None:
     problem = GEMM.problem(*(part for part in mxfp8_operands(1, 40, 256)))
     assert GEMM.invariant is not None
     found = [GEMM.invariant(replace(problem, m=m), "sm_90", 132) for m in (1, 8, 64, 65, 4096)]
-    assert set(map(str, found)) == {"mxfp8_ring_tiles(tile=64128, k_splits=2)"}
+    assert set(map(str, found)) == {"mxfp8_ring_tiles(tile=64128, k_splits=2, shared=0)"}
 
 
 def test_explain_and_the_state_of_the_process() -> None:

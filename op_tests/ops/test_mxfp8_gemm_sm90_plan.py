@@ -26,8 +26,7 @@ from hipforge.ops.mxfp4_gemm.family import FAMILY as FAMILY4
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import PLANS as PLANS4
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
-from hipforge.ops.mxfp8_gemm.kernels.dequantised import DEQUANTISED
-from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
+from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM, ROWS
 
 HOPPER = "sm_90"
@@ -43,7 +42,7 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, DEQUANTISED, RING_TILES, MXFP4, SKINNY):
+    for kernel in (ROW_STREAM, RING_TILES, MXFP4, SKINNY):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):
@@ -53,11 +52,25 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 @pytest.mark.parametrize(
     ("key", "kernel"),
     [((1, 2304, 6144), ROW_STREAM), ((32, 4096, 4096), ROW_STREAM), ((64, 28672, 4096), RING_TILES),
-     ((1024, 4096, 4096), DEQUANTISED), ((1024, 262144, 4096), RING_TILES),
-     ((24, 28672, 4096), RING_TILES), ((256, 4096, 4096), RING_TILES)],
+     ((24, 28672, 4096), RING_TILES), ((256, 4096, 4096), RING_TILES), ((8192, 4096, 4096), RING_TILES)],
 )  # fmt: skip
-def test_few_rows_stream_and_many_take_the_library_unless_bf16_takes_too_much_memory(key, kernel) -> None:
+def test_few_rows_stream_and_many_are_multiplied_in_tiles(key, kernel) -> None:
     assert best(KERNELS, problem(*key), HOPPER, UNITS).kernel == kernel.name
+
+
+@pytest.mark.parametrize(("m", "shared"), [(256, 0), (8192, 1)])
+def test_scales_of_w_are_shared_where_rows_are_many(m: int, shared: int) -> None:
+    assert best(KERNELS, problem(m, 4096, 4096), HOPPER, UNITS).configuration["shared"] == shared
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(1, 512).map(lambda blocks: 32 * blocks))
+def test_a_workspace_holds_what_a_launch_writes_there(m: int, n: int, k: int) -> None:
+    steps = -(-k // 128)
+    for tile in RING_TILES.parameters["tile"]:
+        for shared in (0, 1):
+            rows = tile // 1000
+            least = m * k + 4 * steps * rows * -(-m // rows) + n * 16 * -(-steps // 4) + shared * n * k
+            assert least <= workspace_bytes(m, n, k, tile, shared) <= least + 4 * 256
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ from hipforge.ops.core.outputs import product_result
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.mxfp8_gemm.family import FAMILY, GEMM
 from hipforge.ops.mxfp8_gemm.kernels import launch
-from hipforge.ops.mxfp8_gemm.kernels.dequantised import mxfp8_dequantise_out, mxfp8_dequantised, mxfp8_repair_out
 from hipforge.ops.mxfp8_gemm.kernels.gemv import _run_gemv, smallm_mxfp8_gemv, smallm_mxfp8_gemv_out
 from hipforge.ops.mxfp8_gemm.kernels.group_split import mxfp8_group_split, mxfp8_group_split_out
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
@@ -55,8 +54,6 @@ __all__ = [
     "FAMILY",
     "GEMM",
     "_run_gemv",
-    "mxfp8_dequantise_out",
-    "mxfp8_dequantised",
     "mxfp8_gemm",
     "mxfp8_gemm_out",
     "mxfp8_gemm_tiles",
@@ -66,7 +63,6 @@ __all__ = [
     "mxfp8_k_packed",
     "mxfp8_k_packed_out",
     "mxfp8_linear",
-    "mxfp8_repair_out",
     "mxfp8_ring_tiles",
     "mxfp8_ring_tiles_out",
     "mxfp8_row_stream",

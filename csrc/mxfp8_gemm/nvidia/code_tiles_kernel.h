@@ -1,37 +1,48 @@
-// Y[M, N] = X[M, K] W[N, K]^T from MX-FP8 in tiles on sm_90, for up to 64 rows of X: wgmma on e4m3 as the operands come.
+// Y[M, N] = X[M, K] W[N, K]^T from MX-FP8 in tiles on sm_90: wgmma on e4m3 as the operands come.
 //
-//   X: kRows rows                        tile_ring.h has the ring, its producer and the places of blocks.
-//   (columns of wgmma)                   The k of 32 of a product is one block of scales: it is summed from zero, multiplied by
-//  +-----------------+                   2^(sw - 127) 2^(sx - 127) and added in float32, while the next one is under way.
-//  | group 0: 64 W   |  sums             The scales wait in shared memory as floats: four of a row of W side by side; those of X by
-//  | group 1: 64 W   |                   block of k, in the order of a thread's columns, so that it has four with one load.
+//   X: kRows rows                        tile_ring.h has the rings, their producer and the places of tiles.
+//   (columns of wgmma)                   The k of 32 of a product is one block of scales: a group sums it from zero, multiplies it by
+//  +-----------------+                   2^(sw - 127) and adds it in float32, while other groups' products are under way. The sums of
+//  | group 0: 64 W   |  sums             a row of X are in units of its scale, 2^(sx - 127), which share_scales.h makes the same for as
+//  | group 1: 64 W   |                   much of K as it can. So 32 products take one instruction of a lane; sums are multiplied by a
+//  | ...             |                   power of two where a row's scale changes, and at the end.
 //  +-----------------+
 //
-// The tensor core sums the 32 products in its own precision, which has fewer bits than float32. A step with a scale byte outside of
-// 64 to 190 is scaled with care for exponents that no float has.
+// A step in which a row of X has several scales is slow: each product is multiplied by its own 2^(sw + sx). So is a step with a
+// scale of W outside of kLeastW to kMostW or one of X outside of kLeastX to kMostX, and all after it, in units of 1, with care for
+// exponents that no float has. Powers of two round nothing, so that all ways give the same bits.
 //
-// Bytes moved: N K (1 + 1/32) of W once for each kRows of X, (N / kColumns) M K (1 + 1/32) of X from L2, 2 M N written. Bound: W over
-// the memory's bandwidth; 2 instructions for each 32 products, which is kRows / 4 of a thread for each 32 k, leave room for it.
+// The tensor core sums the 32 products in its own precision, which has fewer bits than float32.
+//
+// Bytes moved: N K (1 + 1/32) of W once for each kRows of X, (N / kColumns) M K (1 + 1/32) of X from L2, 2 M N written. Bound: for few
+// rows W over the memory's bandwidth; for many the 128 lanes of a multiprocessor: 32 products take one lane's cycle, as long as
+// e4m3 wgmma takes and half as long as bf16 wgmma would.
 #pragma once
 
 #include "tile_ring.h"
 
 namespace hf::mx_tiles {
 
-template <int ROWS, int GROUPS, int STAGES, int BLOCKS>
-using CodeTile = Ring<ROWS, GROUPS, 1, STAGES, BLOCKS, 16, 0>;
+// |sums| < 2^23 (a block) 2^19 (blocks) 2^32 (W) 2^20 (X) 2^20 (units) = 2^114; the least product is 2^-18 2^-31 2^-40.
+constexpr uint32_t kLeastW = 96, kMostW = 159, kLeastX = 107, kMostX = 147;
 
-/// Where the scale of row `row` of X is among those of a block of k: columns 16 i + 8 j + 2 t + e of thread t side by side.
-__device__ __forceinline__ int x_place(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row % 16 / 8 * 2 + row % 2; }
+/// Whether a byte is outside of 96 to 159: 32 more have the upper bits 10 (a byte that carries into the next has not).
+__device__ __forceinline__ uint32_t has_rare_w(uint32_t word) {
+  const uint32_t more = word + 0x20202020u;
+  return (~more | more << 1) & 0x80808080u;
+}
+__device__ __forceinline__ bool has_rare_x(uint32_t word) {
+  return __vcmpltu4(word, kLeastX * 0x01010101u) | __vcmpgtu4(word, kMostX * 0x01010101u);
+}
+/// 2^(byte b of a word - 127), 0 for the byte 0.
+__device__ __forceinline__ float factor_of(uint32_t word, int b) { return __uint_as_float(__byte_perm(word, 0, 0x0444 | b << 12) >> 1); }
 
 template <class L>
-__global__ void __launch_bounds__(L::kThreads, L::kBlocks)
-    code_tiles(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const Problem p) {
-  constexpr int kSums = L::kRows / 2;
+__global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __grid_constant__ Maps maps, const Problem p) {
+  constexpr int kSums = L::kRows / 2, kSeen = L::kRows / 32, kDepth = L::kRows >= 128 ? 2 : 1;
   extern __shared__ uint8_t unaligned[];
   uint8_t* const memory = unaligned + (1024 - (shared_address(unaligned) & 1023)) % 1024;
   const Shared<L> shared(memory);
-  const Place<L> at(p);
   if (threadIdx.x == 0) {
     shared.init();
     barriers_ready();
@@ -40,91 +51,161 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
   __syncthreads();
   if (threadIdx.x >= L::kConsumers) {
     give_registers<L::kOfProducer>();
-    produce<L>(p, at, shared, x_map, w_map, [](uint32_t stage, int line, uint32_t word) {
-      const auto power = [&](int b) { return (word >> (8 * b) & 255) << 23; };
-      if (line < L::kColumns) {
-        store_shared(stage + L::kScalesAt + line * 16, make_uint4(power(0), power(1), power(2), power(3)));
-      } else {
-        const uint32_t to = stage + L::kXScalesAt + x_place(line - L::kColumns) * 4;
-#pragma unroll
-        for (int b = 0; b < 4; ++b)
-          store_shared(to + b * L::kRows * 4, power(b));
-      }
-      const uint32_t next = word + 0x01010101u;  // 64 to 190: the upper two bits of a byte and of the one after differ
-      return ((word ^ word << 1) & (next ^ next << 1) & 0x80808080u) != 0x80808080u;
-    });
+    if (threadIdx.x == L::kConsumers) produce<L>(p, shared, maps);
+    __syncwarp();
     if (p.splits > 1) meet_cluster(), meet_cluster();
-  } else {
-    take_registers<L::kOfConsumer>();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, line = warp / 4 * 64 + warp % 4 * 16 + g;
-    const auto load = [](float (&to)[4], uint32_t address) {
-      const uint4 v = load_shared<uint4>(address);
-      to[0] = __uint_as_float(v.x), to[1] = __uint_as_float(v.y), to[2] = __uint_as_float(v.z), to[3] = __uint_as_float(v.w);
+    return;
+  }
+  take_registers<L::kOfConsumer>();
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0), lane = threadIdx.x % 32, t = lane % 4;
+  uint32_t of_line = (group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4) * 16;  // its scales in a slot
+  uint32_t of_words = L::kWordsAt + lane * kSeen * 4;                               // this lane's words of X in a slot
+  asm volatile("" : "+r"(of_line), "+r"(of_words));                                 // not computed again in every step
+  const uint32_t units = shared.stages + L::kUnitsAt + group * L::kRows * 4;  // of the sums' columns: a scale byte each
+  const auto meet_group = [&] { asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory"); };
+  const auto set_units = [&](auto byte_of) {
+    meet_group();
+    for (int i = threadIdx.x % 128; i < L::kRows; i += 128) store_shared(units + i * 4, byte_of(i));
+    meet_group();
+  };
+  Cursor<L> cursor;
+  for_each_tile<L>(p, [&](const Place<L>& at) {
+    float sums[kSums] = {}, d[kDepth][kSums] = {};  // sums, and products of a block of k: one is under way while one is added
+    set_units([](int) { return 127u; });
+    uint32_t seen[kSeen] = {};  // words of this lane's rows of X
+    bool uniform = false, careful = false, rare_w = false;
+    uint32_t several = 0;  // of a span of W: bit i, that a row has several scales in step i
+    // From the present units to others: (address of the words of columns c and c + 1) -> their bytes.
+    const auto convert = [&](auto bytes_at) {
+#pragma unroll
+      for (int j = 0; j < kSums / 4; ++j) {
+        const uint2 from = load_shared<uint2>(units + t * 8 + j * 32), to = bytes_at(t * 8 + j * 32);
+        const float factors[2] = {__uint_as_float((from.x - to.x + 127) << 23), __uint_as_float((from.y - to.y + 127) << 23)};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[4 * j + i] *= factors[i % 2];
+      }
     };
-    float sums[kSums] = {};
-    for (int step = 0; step < at.steps; ++step) {
-      shared.wait_full(step);
-      const uint32_t stage = shared.stage(step);
-      const uint64_t a = tile_at(stage + warp / 4 * 64 * kStep), b = tile_at(stage + L::kXAt);
-      float d[2][kSums];
+    const auto to_ones = [](uint32_t) { return make_uint2(127, 127); };
+    const auto start = [&](float (&to)[kSums], int block, bool more = false) {
+      const uint32_t stage = shared.stage(cursor);
       order_registers();
-      CodeProduct<L::kRows>::start(d[0], a, b);
+      CodeProduct<L::kRows>::start(to, tile_at(stage + group * 64 * kStep) + 2 * block, tile_at(stage + L::kXAt) + 2 * block, more);
       commit_products();
-      CodeProduct<L::kRows>::start(d[1], a + 2, b + 2);
-      commit_products();
-      float sw[2][4];
+    };
+    const auto add = [&](const float (&from)[kSums], const uint32_t (&of_w)[2], int block) {
+      const float factors[2] = {factor_of(of_w[0], block), factor_of(of_w[1], block)};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) load(sw[i], stage + L::kScalesAt + (line + 8 * i) * 16);
-      const bool rare = has_rare<L>(stage);
-      const auto add = [&](int block, const float (&from)[kSums]) {
-        const uint32_t of_x = stage + L::kXScalesAt + block * L::kRows * 4 + t * 16;
-        if (!rare) {
+      for (int i = 0; i < kSums; ++i) sums[i] = fmaf(from[i], factors[i % 4 / 2], sums[i]);
+    };
+    for (int step = 0; step < at.steps; ++step, cursor.advance()) {
+      shared.wait_full(cursor);
+      const bool starts = cursor.starts_span(at, step);
+      const uint32_t scales = shared.scales(cursor);
+      const int of_span = (at.first + step) % kSpan;
+      const uint32_t of_w[2] = {load_shared<uint32_t>(scales + of_line + of_span * 4), load_shared<uint32_t>(scales + of_line + 128 + of_span * 4)};
+      uint32_t now[kSeen], changed = step == 0;
+      load_words(now, scales + of_words + of_span * L::kRows * 4);
+      start(d[0], 0);  // what the products are multiplied by is found while they are under way
+      if (starts) {
+        uint32_t found = 0;
 #pragma unroll
-          for (int j = 0; j < kSums / 8; ++j) {
-            float sx[4];
-            load(sx, of_x + j * 64);
+        for (int i = 0; i < 2; ++i) {
+          const int row = group * 64 + lane + 32 * i;
+          uint32_t v[4];
+          load_words(v, scales + row * 16);
+          if (at.n0 + row >= p.n) continue;
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-              sums[8 * j + i] = fmaf(from[8 * j + i], sw[i % 4 / 2][block] * sx[i / 4 * 2 + i % 2], sums[8 * j + i]);
-          }
-          return;
-        }
-        const auto power = [](int e) { return __int_as_float(max((e + 127) << 23, 0x00400000)); };  // for e of -127 to 127
-#pragma unroll
-        for (int j = 0; j < kSums / 8; ++j) {
-          float sx[4];
-          load(sx, of_x + j * 64);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const int of_w = __float_as_int(sw[i % 4 / 2][block]) >> 23, of_row = __float_as_int(sx[i / 4 * 2 + i % 2]) >> 23;
-            const int e = of_w + of_row - 254;
-            const float scaled_sum = from[8 * j + i] * power(e >> 1) * power(e - (e >> 1));
-            sums[8 * j + i] += of_w == 255 || of_row == 255 ? __int_as_float(0x7fc00000) : scaled_sum;
+          for (int s = 0; s < 4; ++s) {
+            if (has_rare_w(v[s])) found |= 16;
+            if (L::kWhole && v[s] != (v[s] & 255) * 0x01010101u) found |= 1 << s;
           }
         }
-      };
+        several = __reduce_or_sync(~0u, found), rare_w = several & 16;
+      }
+      const bool whole = L::kWhole && !(several >> of_span & 1);
+      if (whole) {
 #pragma unroll
-      for (int block = 0; block < 4; ++block) {
-        if (block < 3)
-          wait_products<1>(d[block % 2]);
-        else
-          wait_products<0>(d[block % 2]);
-        add(block, d[block % 2]);
-        if (block < 2) {
-          order_registers();
-          CodeProduct<L::kRows>::start(d[block % 2], a + 2 * (block + 2), b + 2 * (block + 2));
-          commit_products();
+        for (int block = 1; block < 4; ++block) start(d[0], block, true);
+      } else if (kDepth == 2) {
+        start(d[kDepth - 1], 1);
+      }
+      const uint32_t words = scales + L::kWordsAt + of_span * L::kRows * 4;
+#pragma unroll
+      for (int i = 0; i < kSeen; ++i) changed |= now[i] ^ seen[i];
+      if (__any_sync(~0u, changed || rare_w)) {
+        uint32_t other = 0;
+        bool rare_x = false;
+#pragma unroll
+        for (int i = 0; i < kSeen; ++i) {
+          other |= now[i] ^ (now[i] & 255) * 0x01010101u;
+          rare_x |= has_rare_x(now[i]);
+          seen[i] = now[i];
+        }
+        uniform = !__any_sync(~0u, other);
+        if (!careful && (rare_w || __any_sync(~0u, rare_x))) {
+          careful = true;
+          convert(to_ones);
+          set_units([](int) { return 127u; });
+        }
+        if (!careful && uniform) {
+          convert([&](uint32_t place) {
+            const uint2 to = load_shared<uint2>(words + place);
+            return make_uint2(to.x & 255, to.y & 255);
+          });
+          set_units([&](int i) { return load_shared<uint32_t>(words + i * 4) & 255; });
         }
       }
-      shared.release(step);
+      if (careful || !uniform) {
+        wait_products<0>();
+        const auto power = [](int e) { return __int_as_float(max((e + 127) << 23, 0x00400000)); };  // for e of -127 to 127
+#pragma unroll 1
+        for (int block = 0; block < 4; ++block) {
+          start(d[0], block);
+          wait_products<0>(d[0]);
+#pragma unroll
+          for (int j = 0; j < kSums / 4; ++j) {
+            const uint2 of_x = load_shared<uint2>(words + t * 8 + j * 32), unit = load_shared<uint2>(units + t * 8 + j * 32);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int w = of_w[i / 2] >> (8 * block) & 255, x = (i % 2 ? of_x.y : of_x.x) >> (8 * block) & 255;
+              const int e = w + x - 127 - static_cast<int>(i % 2 ? unit.y : unit.x);
+              const float scaled_sum = d[0][4 * j + i] * power(e >> 1) * power(e - (e >> 1));
+              sums[4 * j + i] += w == 255 || x == 255 ? __int_as_float(0x7fc00000) : scaled_sum;
+            }
+          }
+        }
+        shared.release(cursor);
+      } else if (whole) {
+        wait_products<0>(d[0]);
+        shared.release(cursor);
+        add(d[0], of_w, 0);
+      } else {
+#pragma unroll
+        for (int block = 0; block < 4; ++block) {
+          if (kDepth == 2 && block < 3) {
+            if (block > 0) start(d[(block + 1) % 2], block + 1);
+            wait_products<1>(d[block % 2]);
+          } else {
+            if (kDepth == 1 && block > 0) start(d[0], block);
+            wait_products<0>(d[block % kDepth]);
+          }
+          if (block == 3) shared.release(cursor);
+          add(d[block % kDepth], of_w, block);
+        }
+      }
+    }
+    convert(to_ones);
+    if (p.splits == 1) {
+      store_sums<L>(p, at, sums);
+      return;
     }
     meet_consumers<L>();  // the stages are not read any more
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) part_of<L>(reinterpret_cast<float*>(memory), 0, i) = sums[i];
-    meet_for_sums<L>(p);
-    store_results<L>(p, at, shared.stages);
-    if (p.splits > 1) meet_cluster();  // nobody reads the sums of a block that has ended
-  }
+    for (int i = 0; i < kSums; ++i) part_of<L>(reinterpret_cast<float*>(memory), i) = sums[i];
+    meet_cluster();
+    store_shared_sums<L>(p, at, shared.stages);
+    meet_cluster();  // nobody reads the sums of a block that has ended
+  });
 }
 
 }  // namespace hf::mx_tiles

@@ -12,9 +12,12 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                "l"(from), "r"(bytes));
 }
-/// Copies 4 bytes, which other copies of the same 32 may find in L1.
+/// Copies 4 bytes, which other copies of the same 32 may find in L1, to an address in shared memory.
+__device__ __forceinline__ void copy_word_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
 __device__ __forceinline__ void copy_word_async(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from));
+  copy_word_async(static_cast<uint32_t>(__cvta_generic_to_shared(to)), from);
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 /// Waits until at most GROUPS of the groups that this thread committed are under way.

@@ -9,9 +9,16 @@
 
 namespace hf {
 
-/// The map of a matrix of bytes [rows, columns] whose tiles are `tile_rows` lines of 128 bytes, in the 128-byte swizzle: byte 16 c
-/// of line r is at 128 r + 16 (c ^ r % 8). What lies outside of the matrix is read as zeros.
-inline CUtensorMap map_of(const uint8_t* data, int64_t rows, int64_t columns, int tile_rows) {
+/// A matrix in memory and its tiles, in elements of 1 byte or of 4; `pitch` is in bytes. What lies outside of it is read as zeros.
+struct Mapped {
+  const void* data;
+  int64_t rows, columns, pitch;
+  int tile_rows, tile_columns, bytes;
+};
+
+/// The map of a matrix. Tiles with lines of 128 bytes are in the 128-byte swizzle: byte 16 c of line r is at 128 r + 16 (c ^ r % 8);
+/// others are as in memory.
+inline CUtensorMap map_of(const Mapped& a) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -22,14 +29,16 @@ inline CUtensorMap map_of(const uint8_t* data, int64_t rows, int64_t columns, in
   }();
   HF_CHECK(encode, "libcuda.so.1 has no cuTensorMapEncodeTiled: the driver must be one for CUDA 12 or later");
   CUtensorMap map;
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(columns)};
-  const cuuint32_t tile[] = {128, static_cast<cuuint32_t>(tile_rows)}, every[] = {1, 1};
-  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<uint8_t*>(data), sizes, pitch, tile, every,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  HF_CHECK(status == CUDA_SUCCESS, "the driver makes no tensor map of [", rows, ", ", columns, "] bytes: error ",
-           static_cast<int>(status));
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(a.columns), static_cast<cuuint64_t>(a.rows)};
+  const cuuint64_t pitch[] = {static_cast<cuuint64_t>(a.pitch)};
+  const cuuint32_t tile[] = {static_cast<cuuint32_t>(a.tile_columns), static_cast<cuuint32_t>(a.tile_rows)}, every[] = {1, 1};
+  const bool swizzled = a.bytes == 1 && a.tile_columns == 128;
+  const CUresult status = encode(
+      &map, a.bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(a.data), sizes, pitch, tile,
+      every, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  HF_CHECK(status == CUDA_SUCCESS, "the driver makes no tensor map of [", a.rows, ", ", a.columns, "] elements of ", a.bytes,
+           " bytes: error ", static_cast<int>(status));
   return map;
 }
 
@@ -41,9 +50,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* shared) {
 template <class T>
 __device__ __forceinline__ T load_shared(uint32_t address);
 template <>
-__device__ __forceinline__ uint16_t load_shared<uint16_t>(uint32_t address) {
-  uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+__device__ __forceinline__ uint32_t load_shared<uint32_t>(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
 template <>
@@ -57,6 +66,20 @@ __device__ __forceinline__ uint4 load_shared<uint4>(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
+}
+/// 1, 2 or 4 words side by side.
+template <int COUNT>
+__device__ __forceinline__ void load_words(uint32_t (&to)[COUNT], uint32_t address) {
+  static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+  if constexpr (COUNT == 4) {
+    const uint4 v = load_shared<uint4>(address);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (COUNT == 2) {
+    const uint2 v = load_shared<uint2>(address);
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = load_shared<uint32_t>(address);
+  }
 }
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");

@@ -27,41 +27,31 @@ __device__ __forceinline__ uint64_t tile_at(uint32_t address) {
 // The registers of N / 2 sums in an instruction's text, and as its operands.
 #define HF_TEXT_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define HF_TEXT_64 HF_TEXT_32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define HF_TEXT_128 HF_TEXT_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HF_SUMS_8(kind, i) \
-  kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), kind(d[i + 6]), kind(d[i + 7])
-#define HF_SUMS_32(kind, i) HF_SUMS_8(kind, i), HF_SUMS_8(kind, i + 8)
-#define HF_SUMS_64(kind, i) HF_SUMS_32(kind, i), HF_SUMS_32(kind, i + 16)
-#define HF_SUMS_128(kind, i) HF_SUMS_64(kind, i), HF_SUMS_64(kind, i + 32)
+#define HF_TEXT_128 HF_TEXT_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HF_SUMS_8(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define HF_SUMS_32(i) HF_SUMS_8(i), HF_SUMS_8(i + 8)
+#define HF_SUMS_64(i) HF_SUMS_32(i), HF_SUMS_32(i + 16)
+#define HF_SUMS_128(i) HF_SUMS_64(i), HF_SUMS_64(i + 32)
 
-/// d = A B^T on e4m3 for 32 k, both in shared memory.
+/// d = A B^T on e4m3 for 32 k, both in shared memory, added to d where `more`. d is named as an operand too, so that a product takes the registers of the last
+/// one and starts when its sums have been read.
 template <int N>
 struct CodeProduct;
-/// d (+)= A B^T on bf16 for 16 k, A in registers and B in shared memory; added to d where `more`.
-template <int N>
-struct Bf16Product;
 
-#define HF_PRODUCTS(N, A, B, C, D, E, F)                                                                                   \
+#define HF_PRODUCTS(N, A, B, C)                                                                                             \
   template <>                                                                                                              \
   struct CodeProduct<N> {                                                                                                  \
-    static __device__ __forceinline__ void start(float (&d)[N / 2], uint64_t a, uint64_t b) {                              \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {"        \
+    static __device__ __forceinline__ void start(float (&d)[N / 2], uint64_t a, uint64_t b, int more = 0) {                \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #C ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {"        \
                    HF_TEXT_##N "}, %" #A ", %" #B ", p, 1, 1;}"                                                            \
-                   : HF_SUMS_##N("=f", 0) : "l"(a), "l"(b));                                                               \
-    }                                                                                                                      \
-  };                                                                                                                       \
-  template <>                                                                                                              \
-  struct Bf16Product<N> {                                                                                                  \
-    static __device__ __forceinline__ void start(float (&d)[N / 2], const uint32_t* a, uint64_t b, int more) {             \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #F ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {"  \
-                   HF_TEXT_##N "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 0;}"                            \
-                   : HF_SUMS_##N("+f", 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(more));                \
+                   : HF_SUMS_##N(0) : "l"(a), "l"(b), "r"(more));                                                                     \
     }                                                                                                                      \
   };
-HF_PRODUCTS(32, 16, 17, 18, 19, 20, 21)
-HF_PRODUCTS(64, 32, 33, 34, 35, 36, 37)
-HF_PRODUCTS(128, 64, 65, 66, 67, 68, 69)
+HF_PRODUCTS(32, 16, 17, 18)
+HF_PRODUCTS(64, 32, 33, 34)
+HF_PRODUCTS(128, 64, 65, 66)
 #undef HF_PRODUCTS
 
 }  // namespace hf

@@ -15,7 +15,6 @@ from hipforge.ops.core.alignment import packed, realigned
 from hipforge.ops.core.checks import require_tensor
 from hipforge.ops.core.dispatch import Accepted, Choice
 from hipforge.ops.core.kernel import Kernel
-from hipforge.ops.mxfp8_gemm.kernels.dequantised import DEQUANTISED
 from hipforge.ops.mxfp8_gemm.kernels.gemv import GEMV
 from hipforge.ops.mxfp8_gemm.kernels.group_split import GROUP_SPLIT
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import K_PACKED
@@ -25,7 +24,7 @@ from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILES
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
 
-KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, DEQUANTISED, RING_TILES)
+KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, RING_TILES)
 BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 

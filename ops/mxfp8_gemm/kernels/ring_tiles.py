@@ -1,6 +1,6 @@
 """The MX-FP8 GEMM in tiles on sm_90 whose ring a producer warp fills: its stub, its raw op and its value.
 
-The default for 17 to some 500 rows where it is the fastest by rough times; ``docs/measured.md`` has those of an H100.
+The default from 17 rows on where it is the fastest by rough times; ``docs/measured.md`` has those of an H100.
 """
 
 from __future__ import annotations
@@ -28,18 +28,41 @@ MULTIPROCESSORS = 132  # that the invariant plan reckons with, whatever the card
 
 @dataclass(frozen=True)
 class Rate:
-    """Rough microseconds on an H100: of a tile's block, of a step of 128 k, and of one with another block beside it."""
+    """Rough microseconds on an H100, fitted to measured times.
+
+    Attributes:
+        start_us: of a call.
+        step_us: of a block's step of 128 k.
+        round_us: of the ends of a round of blocks.
+        share_us: where blocks share K, and a third of it more for each block more.
+        bytes_per_us: of W.
+        blocks: of a multiprocessor.
+        beside_us: of a step, where two blocks are on a multiprocessor.
+    """
 
     start_us: float
     step_us: float
-    beside_us: float | None = None  # None where a multiprocessor holds one block
+    round_us: float
+    share_us: float
+    bytes_per_us: float
+    blocks: int = 1
+    beside_us: float = 0.0
 
 
+# By the tile, and whether the scales of W are shared too.
 RATES = MappingProxyType({
-    (32, 128): Rate(4.0, 0.7, 1.05), (64, 128): Rate(4.0, 1.0), (128, 128): Rate(5.0, 2.1), (128, 256): Rate(8.0, 2.9)
+    ((32, 128), 0): Rate(3.2, 0.50, 1.3, 2.8, 2.5e6, 2, 0.80),
+    ((64, 128), 0): Rate(3.0, 0.88, 2.7, 3.3, 2.4e6, 2, 0.94),
+    ((64, 256), 0): Rate(2.0, 0.82, 5.7, 3.6, 2.2e6),
+    ((128, 128), 0): Rate(4.5, 0.84, 2.9, 3.1, 1.85e6),
+    ((128, 128), 1): Rate(3.7, 0.52, 3.1, 3.8, 1.53e6),
 })  # fmt: skip
-SPLIT_US = 2.6  # of each block more that shares K, in each round
-BYTES_PER_US = 2.3e6  # of W
+TILES = tuple(dict.fromkeys(tile for tile, _ in RATES))
+# Multiprocessors, of 132, that clusters of so many blocks can have: a cluster stays in a part of the GPU.
+CLUSTERED = MappingProxyType({1: 132, 2: 132, 3: 120, 4: 120, 8: 112})
+MOST_SHARED = 1 << 30  # bytes of W that a call makes again
+SHARED_BYTES_PER_US = 2.3e6  # of codes read and written again with shared scales
+COPIED_US = 2.0  # where K is no multiple of 512: scales of W are copied to whole lines
 
 
 def _ceil(count: int, by: int) -> int:
@@ -49,14 +72,26 @@ def _ceil(count: int, by: int) -> int:
 mxfp8_ring_tiles_out = stub(
     "mxfp8_ring_tiles_out",
     "module_mxfp8_gemm_ring_tiles",
-    f"{OPERANDS}; tile, k_splits: int; programmatic: bool",
-    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16.",
+    f"{OPERANDS}; workspace: Tensor; tile, k_splits, shared: int; programmatic: bool",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16; ``workspace`` is uint8 of :func:`workspace_bytes`.",
     variant={"HF_TILE": "tile"},
 )
 
 
 def _launch(out: torch.Tensor, *given: Any) -> None:
-    mxfp8_ring_tiles_out(out, *(*given, programmatic.active()))
+    mxfp8_ring_tiles_out(out, *given, programmatic.active())
+
+
+def workspace_bytes(m: int, n: int, k: int, tile: int, shared: int) -> int:
+    """Return the bytes of a launch's workspace: X, its scales, scales of W in whole lines, and W where it is shared."""
+    padded, steps = _ceil(m, tile // 1000) * (tile // 1000), k_steps(k)
+    scales = n * 16 * _ceil(k, 512)  # always, since W's scales may start anywhere
+    return sum(256 * _ceil(part, 256) for part in (m * k, 4 * steps * padded, scales, n * k * shared))
+
+
+def _workspace(given: Configuration, key: Sequence[int], device: torch.device) -> torch.Tensor:
+    m, n, k = key
+    return torch.empty(workspace_bytes(m, n, k, given["tile"], given["shared"]), dtype=torch.uint8, device=device)
 
 
 @documented_like(run_raw)
@@ -68,36 +103,50 @@ def mxfp8_ring_tiles(
     bias: torch.Tensor | None = None,
     tile: int = tile_number((128, 128)),
     k_splits: int = 1,
+    shared: int = 0,
 ) -> torch.Tensor:
     """Run the kernel on contiguous tensors of any size; operands as in :mod:`hipforge.ops.mxfp8_gemm`.
 
+    X is multiplied in a form in which as much of a row as possible has one scale; a code that this rounds is off by at
+    most 2^-11 of the largest of its block (``csrc/mxfp8_gemm/nvidia/share_scales.h``).
+
     Args:
-        tile: rows of X times 1000 plus rows of W that a block multiplies: 32128, 64128, 128128 or 128256.
+        tile: rows of X times 1000 plus rows of W that a block multiplies: 32128, 64128, 64256 or 128128.
         k_splits: blocks that share K, 1 to 8, each with at least one step of 128.
+        shared: 1 for W in that form too, which the call makes: for many rows of X.
     """
-    return run_raw(RING_TILES, Xq, Wq, Xq, Xs, Wq, Ws, bias, tile=tile, k_splits=k_splits)
+    return run_raw(RING_TILES, Xq, Wq, Xq, Xs, Wq, Ws, bias, tile=tile, k_splits=k_splits, shared=shared)
 
 
-def _rough_us(m: int, n: int, k: int, tile: Tile, k_splits: int, units: int) -> float:
-    rate = RATES[tile]
+def _slots(k_splits: int, units: int) -> int:
+    return max(1, units * CLUSTERED[k_splits] // CLUSTERED[1])
+
+
+def _rough_us(m: int, n: int, k: int, tile: Tile, k_splits: int, shared: int, units: int) -> float:
+    rate = RATES[tile, shared]
     blocks = _ceil(m, tile[0]) * _ceil(n, tile[1]) * k_splits
-    if rate.beside_us is None or blocks <= units:
-        rounds, step_us = _ceil(blocks, units), rate.step_us
-    else:
-        rounds, step_us = _ceil(blocks, 2 * units), rate.beside_us
-    busy = rounds * _ceil(k_steps(k), k_splits) * step_us
-    return rate.start_us + rounds * SPLIT_US * (k_splits - 1) + max(busy, n * k / BYTES_PER_US)
-
-
-def _splits(k: int) -> range:
-    return range(1, min(MOST_SPLITS, k_steps(k)) + 1)
+    slots = _slots(k_splits, units)
+    beside = rate.blocks > 1 and blocks > slots
+    rounds = _ceil(blocks, slots * (rate.blocks if beside else 1))
+    steps = _ceil(k_steps(k), k_splits)
+    busy = rounds * (steps * (rate.beside_us if beside else rate.step_us) + rate.round_us)
+    if k_splits > 1:
+        busy += rate.share_us * (1 + 0.35 * (k_splits - 1))
+    made = 2 * k * (m + n * shared) / SHARED_BYTES_PER_US + (COPIED_US if k % 512 else 0)
+    return rate.start_us + made + max(busy, n * k / rate.bytes_per_us)
 
 
 def _timed(m: int, n: int, k: int, units: int) -> list[Timed]:
     return [
-        (_rough_us(m, n, k, tile, k_splits, units), {"tile": tile_number(tile), "k_splits": k_splits})
-        for tile in RATES
-        for k_splits in _splits(k)
+        (
+            _rough_us(m, n, k, tile, k_splits, shared, units),
+            {"tile": tile_number(tile), "k_splits": k_splits, "shared": shared},
+        )
+        for tile, shared in RATES
+        if n * k * shared <= MOST_SHARED
+        for k_splits in CLUSTERED
+        if k_splits <= k_steps(k)
+        if k_splits == 1 or _ceil(m, tile[0]) * _ceil(n, tile[1]) * k_splits <= _slots(k_splits, units)
     ]
 
 
@@ -115,8 +164,8 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
 def invariant(problem: Any) -> Configuration:
     """Return the configuration that every M gets where results must not depend on it, nor on the card."""
     _, n, k = problem.key
-    k_splits = max(1, min(MULTIPROCESSORS // _ceil(n, INVARIANT_TILE[1]), _splits(k)[-1]))
-    return {"tile": tile_number(INVARIANT_TILE), "k_splits": k_splits}
+    k_splits = max(1, min(MULTIPROCESSORS // _ceil(n, INVARIANT_TILE[1]), MOST_SPLITS, k_steps(k)))
+    return {"tile": tile_number(INVARIANT_TILE), "k_splits": k_splits, "shared": 0}
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
@@ -129,7 +178,10 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
 RING_TILES = Kernel(
     "mxfp8_ring_tiles",
     archs=("sm_90",),
-    parameters=MappingProxyType({"tile": tuple(map(tile_number, RATES)), "k_splits": range(1, MOST_SPLITS + 1)}),
+    parameters=MappingProxyType({
+        "tile": tuple(map(tile_number, TILES)), "k_splits": range(1, MOST_SPLITS + 1), "shared": (0, 1)
+    }),
+    workspace=_workspace,
     launch=_launch,
     candidates=_candidates,
     refusal=_refusal,
