@@ -18,7 +18,7 @@ from helpers.mxfp8_cases import (
 )
 
 import hipforge
-from hipforge import emulator
+from hipforge import archs, emulator
 from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_gemm import (
     mxfp8_gemm,
@@ -28,7 +28,7 @@ from hipforge.ops.mxfp8_gemm import (
     mxfp8_wave_split,
     mxfp8_wave_split_out,
 )
-from hipforge.ops.mxfp8_gemm.kernels import k_packed, launch
+from hipforge.ops.mxfp8_gemm.kernels import k_packed, launch, wave_split
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import ROWS, max_waves
 
 pytestmark = pytest.mark.gfx942
@@ -180,3 +180,14 @@ def test_the_other_architecture_s_format_is_refused(arch: str) -> None:
     other = torch.float8_e4m3fnuz if arch == "gfx950" else torch.float8_e4m3fn
     with pytest.raises(GuardError, match=r"Xq must be contiguous float8_e4m3fn"):
         mxfp8_wave_split(GOOD.xq.view(other), *GOOD.args()[1:])
+
+
+def test_more_than_32_rows_are_two_work_groups_on_gfx942_where_those_are_few() -> None:
+    cu_count = archs.get("gfx942").cu_count
+
+    def rows(m: int, n: int) -> int:
+        return wave_split._on_gfx942(m, n, 6144, cu_count)["rows"]
+
+    assert [rows(m, 2304) for m in (16, 32, 33, 64, 65)] == [16, 32, 32, 32, 64]
+    most = 3 * 16 * cu_count // 2  # 64 rows would be one and a half work-groups for each compute unit
+    assert (rows(64, most), rows(64, most + 1)) == (32, 64)

@@ -21,6 +21,7 @@ FITTED_ROUNDS = (1, 2)
 WAVES = (1, 2, 4, 8, 16)
 RUN_STEPS = {16: 12, 32: 8, 64: 8}  # of straight code on gfx950, by rows
 MOST_STEPS = 6  # per wave, where there are enough waves: all of a wave's loads are then in flight at once or nearly
+MOST_HALVED = 1.5  # work-groups of 64 rows for each compute unit of gfx942, up to which twice as many of 32 are faster
 LONG_PART = 16  # steps of a wave that are worth more waves than four
 
 
@@ -77,9 +78,12 @@ def _on_gfx942(m: int, n: int, k: int, cu_count: int) -> Configuration:
 
     Waves have MOST_STEPS steps each, but are no more than four where the work-groups fill the GPU or have more than 16
     rows of X, which each wave reads its part of: modelled, (M, N, K) = (1, 2304, 6144) takes 6.7 us with eight and 8.0
-    with four, (16, 6144, 6144) 20.4 with eight and 14.4 with four.
+    with four, (16, 6144, 6144) 20.4 with eight and 14.4 with four. A wave of 64 rows has one step in flight: where
+    work-groups are few, two of 32 rows take their place, (64, 2304, 6144) 12.4 us for 25.1.
     """
     rows = next((rows for rows in ROWS if m <= rows), ROWS[-1])
+    if rows == ROWS[-1] and m <= rows and n <= MOST_HALVED * COLUMNS[0] * cu_count:
+        rows = ROWS[-2]
     groups = -(-m // rows) * -(-n // COLUMNS[0])
     waves = default_waves(k, 8 if rows == ROWS[0] and groups <= cu_count else 4)
     return {"rows": rows, "columns": COLUMNS[0], "waves": waves}
