@@ -61,7 +61,8 @@ def norms(dtype: torch.dtype) -> None:
         hipforge.rms_norm_fp8(x, weight, 1e-6, scale, also_out=torch.empty_like(x))
         hipforge.residual_rms(x, x.clone(), weight, 1e-6, scale)
         if columns % 32 == 0:
-            hipforge.rms_norm_mxfp8(x, weight, 1e-6)
+            for each in (x, rows(dtype, 5 * columns + 1)[1:].view(5, -1)):
+                hipforge.rms_norm_mxfp8(each, weight, 1e-6)
             hipforge.residual_rms_mxfp8(x, x.clone(), weight, 1e-6)
         for form in FORMS:
             hipforge.rms_norm_fp8_dynamic(x, weight, 1e-6, **form)
@@ -78,8 +79,8 @@ def norms(dtype: torch.dtype) -> None:
 
 
 def quantisers(dtype: torch.dtype) -> None:
-    for transpose in (False, True):
-        hipforge.fp8_quant_tensorwise(rows(dtype, 70, 130), torch.float8_e4m3fn, transpose=transpose)
+    for transpose, codes in itertools.product((False, True), (torch.float8_e4m3fn, torch.float8_e5m2)):
+        hipforge.fp8_quant_tensorwise(rows(dtype, 70, 130), codes, transpose=transpose)
     for columns in (192, 8192 + 64, 20000):
         x = rows(dtype, 16, columns)
         hipforge.mxfp8_quantize(x)
@@ -98,7 +99,8 @@ def routing(dtype: torch.dtype) -> None:
             bias = torch.randn(experts, device=DEVICE)
             hipforge.topk_gating(logits, 4, scoring="sigmoid", bias=bias, groups=4, topk_groups=2)
             hipforge.moe_align_block_size(ids, 16, experts)
-            hipforge.moe_combine(rows(dtype, tokens * 4, 264), weights, ids, top_k=4)
+            for columns in (264, 263):
+                hipforge.moe_combine(rows(dtype, tokens * 4, columns), weights, ids, top_k=4)
     for tokens in (1, 7, 40, 140, 300):
         for weight in (torch.float32, torch.bfloat16):
             hipforge.router_gemm(rows(dtype, tokens, 520), rows(weight, 30, 520))
@@ -144,7 +146,10 @@ def products() -> None:
 
 def configurations(kernel: str) -> None:
     """Every configuration of a dense kernel; with a bias and without, K of whole steps and not."""
-    for shape, bias in (((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))):
+    shapes = [((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))]
+    if kernel == "ring_tiles":  # rows that one block of threads reads in two turns, and in more than it keeps
+        shapes += [((2, 16, 16384), None), ((2, 16, 32768), None)]
+    for shape, bias in shapes:
         *others, w_scale = test_mxfp8_gemm.operands(*shape)
         for _ in test_mxfp8_gemm.runs(kernel, [*others, in_sixteens(w_scale)], bias):
             pass
@@ -230,7 +235,7 @@ def attention(dtype: torch.dtype, half: torch.dtype) -> None:
                 _packed(q, values, group, lengths, tables, page, groups=4 if dtype == torch.int32 else None)
                 continue
             caches = [value.to(dtype) for value in values]
-            for split in (None, 3):
+            for split in (None, 3, 9):  # the last is more than a cluster has blocks
                 hipforge.decode_attention_fp8(q, *caches, tables, lengths, split_k=split, return_lse=True)
             hipforge.decode_attention_fp8(q, *caches, tables, lengths, out_format="mxfp8")
             sinks = torch.randn(heads * group, device=DEVICE)
@@ -250,7 +255,7 @@ def _packed(
         k, v = (wide(quantize_kv_int4(value, groups)) for value in values)
         k_words = v_words = None
     q = q.view(1, len(q), -1, group, q.shape[-1])
-    for split in (None, 3):
+    for split in (None, 3, 9):
         hipforge.decode_attention_splitk(
             q, k, v, k_words, v_words, lengths, tables, page, split_k=split, num_groups=groups
         )
