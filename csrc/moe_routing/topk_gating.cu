@@ -142,6 +142,7 @@ __device__ inline void keep_best_groups(uint32_t (&keys)[kPerLane], uint32_t* ld
   uint32_t* kept = lds + kPerLane * kWaveSize;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) kept[j * kWaveSize + lane] = 0;
+  hf::dev::wave_fence();
   Ranked<kPerLane> ranked(group_keys, lane);
   for (uint32_t i = 0; i < a.topk_groups; ++i) {
     const uint32_t group = ranked.take_best(lane);

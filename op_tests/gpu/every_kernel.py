@@ -235,7 +235,7 @@ def attention(dtype: torch.dtype, half: torch.dtype) -> None:
                 _packed(q, values, group, lengths, tables, page, groups=4 if dtype == torch.int32 else None)
                 continue
             caches = [value.to(dtype) for value in values]
-            for split in (None, 3, 9):  # the last is more than a cluster has blocks
+            for split in (None, 3, 17):  # the last is more than a cluster has blocks
                 hipforge.decode_attention_fp8(q, *caches, tables, lengths, split_k=split, return_lse=True)
             hipforge.decode_attention_fp8(q, *caches, tables, lengths, out_format="mxfp8")
             sinks = torch.randn(heads * group, device=DEVICE)
@@ -255,7 +255,7 @@ def _packed(
         k, v = (wide(quantize_kv_int4(value, groups)) for value in values)
         k_words = v_words = None
     q = q.view(1, len(q), -1, group, q.shape[-1])
-    for split in (None, 3, 9):
+    for split in (None, 3, 17):
         hipforge.decode_attention_splitk(
             q, k, v, k_words, v_words, lengths, tables, page, split_k=split, num_groups=groups
         )
