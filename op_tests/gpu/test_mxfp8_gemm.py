@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hipforge
-from hipforge import devices
+from hipforge import devices, weights
 from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
 from hipforge.ops.core.tiles import tile_number
@@ -110,6 +110,15 @@ def test_rows_whose_scales_are_one_for_a_part_of_k(tile, shared, blocks, most) -
         scales.copy_(with_ratios(scales, blocks, most))
     got = mxfp8_ring_tiles(*parts, tile=tile, k_splits=2, shared=shared)
     assert error(got, exact(*parts)) < BOUND
+
+
+@pytest.mark.parametrize("k", [1024, 2880])
+def test_a_weight_shared_before_gives_the_bits_of_one_that_the_call_shares(k) -> None:
+    x, xs, w, ws = operands(200, 300, k)
+    w[:, ::32] = 448.0
+    ws.copy_(with_ratios(ws, 1, 5))
+    before = mxfp8_ring_tiles(x, xs, *weights.share_scales(w, ws))
+    assert torch.equal(before, mxfp8_ring_tiles(x, xs, w, ws, shared=1))
 
 
 @pytest.mark.parametrize("shared", [0, 1])

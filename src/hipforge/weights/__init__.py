@@ -12,13 +12,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # public name -> the file that defines it; loaded on first use, because they import torch
-_LAZY = {"Meta": "loader", "load": "loader"}
+_LAZY = {"Meta": "loader", "load": "loader", "share_scales": "sharing"}
 
 __all__ = list(_LAZY)
 
 if TYPE_CHECKING:
     from hipforge.weights.loader import Meta as Meta
     from hipforge.weights.loader import load as load
+    from hipforge.weights.sharing import share_scales as share_scales
 
 
 def __getattr__(name: str) -> Any:
