@@ -124,9 +124,12 @@ def test_rows_that_ship_for_models_are_of_their_weights_and_none_is_needless(
     tuner: Tuner[Any, Any], cells: list[Any]
 ) -> None:
     rows = read_existing(tuner.family.table, shipped_path(tuner.family.table))
-    of_models = {tuner.key(cell, "gfx950", 256): cell for cell in cells}
     # Rows of one scale per row are of MiniMax-M3's shapes.
     own = {key for key in rows if tuner.family.table.family != "fp8_gemm" or key[-1] != 0}
-    assert own and own <= set(of_models)
-    assert driver._needless(tuner, [of_models[key] for key in own], rows, ("gfx950", 256)) == []
+    known = set()
+    for card in (("gfx950", 256), ("gfx942", 304)):
+        of_models = {tuner.key(cell, *card): cell for cell in cells}
+        assert driver._needless(tuner, [of_models[key] for key in own & set(of_models)], rows, card) == []
+        known |= set(of_models)
+    assert own and own <= known
     assert all(0 < float(rows[key]["err"]) < tuner.max_error for key in own)
