@@ -70,4 +70,13 @@ struct Problem {
   const float* sinks;  // [Hkv * group], natural logarithm; null for none
 };
 
+/// What logits take of a scale of K: NaN unless it is finite. By an infinite one elements are infinite or NaN and their sums NaN; the
+/// scaled sum of finite ones would be infinite, which hides a key or is a number past a soft cap.
+__device__ __forceinline__ float scale_in_logits(float scale) { return scale + (scale - scale); }
+/// The same of a row's word, scale and shift in f16.
+__device__ __forceinline__ uint32_t word_in_logits(uint32_t word) {
+  const uint32_t infinite = ((word & 0x7c007c00u) + 0x04000400u) & 0x80008000u;  // the exponent is all ones
+  return word | infinite >> 6;
+}
+
 }  // namespace hf::decode_attention

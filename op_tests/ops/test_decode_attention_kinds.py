@@ -7,6 +7,7 @@ What one kind has alone is in the file named after it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,6 +166,25 @@ def test_bytes_of_the_cache_are_read_once(kind, d):
             assert traffic.loaded == rows * (d // 2 + 4 * asked)
         else:
             assert traffic.loaded == rows * d * (2 if kind == "half" else 1)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("d", [64, 160, 256])
+@pytest.mark.parametrize(
+    ("kind", "which"), [("fp8", 0), ("half", 0), ("rows", 0), ("rows", 1), ("int4", 0), ("int4", 1)]
+)
+def test_a_scale_of_k_that_is_no_number_reaches_the_result_past_a_soft_cap(kind, which, d, number):
+    q, cache = case(kind, 2, 1, 1, 3, d, 50)
+    if kind in ("fp8", "half"):
+        cache = replace(cache, scales=(torch.tensor([number]), 1.0))
+    else:  # scale and shift, float16, of sequence 1 alone
+        words = (cache.words or cache.sides)[0].view(torch.float16)
+        words = words.unflatten(-1, (-1, 2))[..., : cache.num_groups if kind == "int4" else 1, which]
+        words[1] = number
+    for softcap in (None, 30.0):
+        out, lse, *_ = cache.attend(q, lengths(50, 20), softcap=softcap)
+        assert out[1].isnan().all() and lse[1].isnan().all()
+        assert out[0].isnan().all() == (kind in ("fp8", "half"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

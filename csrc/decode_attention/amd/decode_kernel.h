@@ -111,7 +111,7 @@ class Wave {
       k_rows = p.k.rows + work.head * p.k.rows_head_stride;
       v_rows = p.v.rows + work.head * p.v.rows_head_stride;
     }
-    const float scale = kRowScales ? p.factor : p.factor * k_scale;
+    const float scale = kRowScales ? p.factor : p.factor * scale_in_logits(k_scale);
     factor = __builtin_ldexpf(scale, -query.exponent);
     q_sum = query.sum * p.factor;
   }
@@ -213,7 +213,7 @@ class Wave {
       stay_in_order();
     }
     if constexpr (kRowScales) {
-      const uint8_t* words = share_row_words<kCount>(own_slot, word);
+      const uint8_t* words = share_row_words<kCount>(own_slot, word_in_logits(word));
       const float shift = dev::lane_float_here(q_sum);
 #pragma unroll
       for (int t = 0; t < kCount; ++t) {

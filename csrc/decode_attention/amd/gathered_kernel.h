@@ -258,7 +258,7 @@ class GatheredWave {
       slot->v_rows[lane] = v_row;
       if constexpr (Part::kWords) {
         const Problem here = problem_here();  // scalar registers are short
-        slot->k_words[lane] = word_of(here.k, page, in_page);
+        slot->k_words[lane] = word_in_logits(word_of(here.k, page, in_page));
         slot->v_words[lane] = word_of(here.v, page, in_page);
       }
     }

@@ -85,7 +85,7 @@ class Fp8Part {
     v_at = column < of.d ? column : 0;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) k_at[c] = queries.k_at[c];
-    factor = __builtin_ldexpf(kRowScales ? p.factor : p.factor * k_scale, -query.exponent);
+    factor = __builtin_ldexpf(kRowScales ? p.factor : p.factor * scale_in_logits(k_scale), -query.exponent);
     q_sum = query.sum * p.factor;
   }
 
@@ -178,7 +178,7 @@ class HalfPart {
     k_at = 2 * (of.d - left);
     const uint32_t column = of.first + kLaneColumns * (lane % kTileN);
     v_at = column < of.d ? 2 * column : 0;
-    factor = p.factor * k_scale;
+    factor = p.factor * scale_in_logits(k_scale);
   }
 
   __device__ float scaled(float inverse) const {

@@ -44,7 +44,7 @@ class HalfRows {
     k_offset = column * p.k.slot_stride + 16 * group;
     v_offset = 4 * group * p.v.slot_stride + 2 * Dealt::kWide * column;
     v_narrow = 4 * group * p.v.slot_stride + 2 * (Dealt::kNarrowFrom + Dealt::kNarrow * column);
-    factor = p.factor * load_constant(p.k.scale + p.k.scale_stride * head);
+    factor = p.factor * scale_in_logits(load_constant(p.k.scale + p.k.scale_stride * head));
   }
 
   /// `inverse` times the scale of V.

@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   // keys that they see.
   uint32_t query[L::kKeepQuery ? kChunks : 1][kEights][2], low[kRows], high[kRows];
   float factor[kRows], query_sum[kRows];
-  const float scale = kScaled ? p.factor * p.k.scale[p.k.scale_stride * head] : p.factor;
+  const float scale = kScaled ? p.factor * scale_in_logits(p.k.scale[p.k.scale_stride * head]) : p.factor;
 #pragma unroll
   for (int n = 0; n < kEights; ++n) {
     uint32_t words[kChunks][2];  // of two elements
@@ -503,7 +503,7 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
       float2 of_k;
       if constexpr (kRowScales) {
         const float2 of_v = scale_and_shift(words[kTile + 8 * k + g]);
-        of_k = scale_and_shift(words[8 * k + g]), v_scale[k] = of_v.x, v_shift[k] = of_v.y;
+        of_k = scale_and_shift(word_in_logits(words[8 * k + g])), v_scale[k] = of_v.x, v_shift[k] = of_v.y;
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
