@@ -27,6 +27,7 @@ from hipforge.ops.triton import mxfp8_dot_scaled as dot_scaled
 from hipforge.tuning.cases import MINIMAX_M3, Cell, cells, parse_shape
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR, TUNER
 from hipforge.tuning.model import MI355X
+from hipforge.weights import share_scales
 
 DEFAULT_M = (1, 4, 16, 64)
 ARCH = "gfx950"
@@ -113,9 +114,11 @@ def triton_call(cell: Cell, config: dot_scaled.TileConfig, copies: list[tuple[to
     return call
 
 
-def problem(cell: Cell, every: bool) -> bench.Problem:
-    """Return one cell; ``every``: also each kernel of a GPU's in each configuration."""
+def problem(cell: Cell, every: bool, shared: bool = False) -> bench.Problem:
+    """Return one cell; ``every``: also each kernel of a GPU's in each configuration; ``shared``: W's scales are."""
     data = TUNER.operands(cell, ARCH, bench.device())
+    if shared:
+        data = (*data[:2], *share_scales(*data[2:]))
     number = bench.copies_of(sum(tensor.nbytes for tensor in data))
     copies = [data, *(tuple(tensor.clone() for tensor in data) for _ in range(number - 1))]
     chosen = explain(hipforge.mxfp8_gemm, *data)
@@ -155,10 +158,11 @@ def problem(cell: Cell, every: bool) -> bench.Problem:
 @click.option("--shapes", multiple=True, metavar="N,K", help="Weight shape; may be repeated. Default: MiniMax-M3's 15.")
 @click.option("-m", "--batch", "batches", multiple=True, type=click.IntRange(1, 16384), help="M; may be repeated.")
 @click.option("--kernels", "every", is_flag=True, help="On an NVIDIA GPU also every kernel in every configuration.")
-def main(shapes: tuple[str, ...], batches: tuple[int, ...], every: bool) -> Iterator[bench.Problem]:
+@click.option("--shared", is_flag=True, help="Share scales of W before, as hipforge.weights.share_scales does.")
+def main(shapes: tuple[str, ...], batches: tuple[int, ...], every: bool, shared: bool) -> Iterator[bench.Problem]:
     """Bench the MX-FP8 GEMM against Triton: measured on a GPU, counted on the emulator."""
     chosen = cells([parse_shape(text) for text in shapes] or MINIMAX_M3, batches or DEFAULT_M)
-    return (problem(cell, every) for cell in chosen)
+    return (problem(cell, every, shared) for cell in chosen)
 
 
 if __name__ == "__main__":

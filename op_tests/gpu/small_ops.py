@@ -26,6 +26,8 @@ SHAPES = (
     *((64, 8, 4, d, 2048 * 128 // d) for d in (64, 192, 256)),
     *((64, 8, group, 128, 2048) for group in (1, 16)),
 )  # fmt: skip
+# (hidden, experts, chosen ones, groups) of models.
+ROUTERS = ((2048, 128, 8, 1), (4096, 128, 8, 1), (2880, 32, 4, 1), (7168, 256, 8, 8), (2048, 512, 10, 1))
 CACHES = ("fp8", "rows", "half", "int4")
 PEER_SPLITS, PEER_BLOCKS, PEER_WARPS, PEER_STAGES = (1, 2, 4, 16, 64), (32, 64), (1, 2, 4), (1, 3)
 Call = Callable[[int], Any]
@@ -76,13 +78,35 @@ def norms(rows: int) -> Iterator[bench.Problem]:
 
 
 def routing() -> Iterator[bench.Problem]:
-    """Yield the router's product and the choice of experts."""
+    """Yield the router's product, the choice of experts, and both in a layer."""
     x, router = torch.randn(8, 6144, device="cuda").bfloat16(), torch.randn(128, 6144, device="cuda")
     wide, logits = x.float(), torch.randn(8, 128, device="cuda")
     product = {"hipforge": lambda i: hipforge.router_gemm(x, router), "torch float32": lambda i: wide @ router.T}
     yield _unjudged({"op": "router_gemm", "m": 8, "n": 128, "k": 6144}, 4 * router.numel(), product, 1)
     choice = {"hipforge": lambda i: hipforge.topk_gating(logits, 8)}
     yield _unjudged({"op": "topk_gating", "m": 8, "n": 128}, 4 * logits.numel(), choice, 1)
+    for hidden, experts, choices, groups in ROUTERS:
+        yield from (router_step(m, hidden, experts, choices, groups) for m in (1, 8))
+
+
+def router_step(m: int, hidden: int, experts: int, choices: int, groups: int) -> bench.Problem:
+    """Return a MoE layer's launches from its norm to the choice of experts, over routers that rotate past L2."""
+    count = min(200, timing.copies_for(2 * experts * hidden))
+    routers = [torch.randn(experts, hidden, device="cuda").bfloat16() for _ in range(count)]
+    x, residual = (torch.randn(m, hidden, device="cuda").bfloat16() for _ in range(2))
+    weight, copy = torch.ones(hidden, device="cuda").bfloat16(), torch.empty_like(x)
+    options: dict[str, Any] = {"groups": groups, "topk_groups": max(1, groups // 2)} if groups > 1 else {}
+
+    def step(i: int) -> Any:
+        hipforge.residual_rms_mxfp8(x, residual, weight, 1e-6, also_out=copy)
+        return hipforge.topk_gating(hipforge.router_gemm(copy, routers[i]), choices, **options)
+
+    def programmatic(i: int) -> Any:
+        with hipforge.programmatic_launch():
+            return step(i)
+
+    of = {"op": "norm, router and choice", "m": m, "n": experts, "k": hidden}
+    return _unjudged(of, 2 * routers[0].numel(), {"hipforge": step, "hipforge programmatic": programmatic}, count)
 
 
 def bytes_of(shape: tuple[int, ...], kind: str) -> int:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import torch
 
@@ -76,7 +76,8 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
     """Return an integer argument as an ``int``; refuse anything else, and integers below ``minimum``."""
     try:
         wrong = tensors.problem(value) if isinstance(value, torch.Tensor) else None
-        number = 0 if wrong is not None else int(operator.index(value))  # type: ignore[arg-type]
+        integer: SupportsIndex = 0 if wrong is not None else cast(SupportsIndex, value)  # which index() judges
+        number = int(operator.index(integer))
     except (TypeError, ValueError):  # the latter of a parameter without elements yet
         raise GuardError(f"{name} must be an int; got {shown(value)}") from None
     if wrong is not None:
