@@ -290,6 +290,8 @@ FAULTS = [
          "encode(scaled, false, words);", "ops/test_decode_attention_output.py"),
         ("attention/overlapping_keys_taken", "guards.h", "HF_CHECK(slot >= row, name,", "HF_CHECK(true, name,",
          "ops/test_decode_attention_*.py"),
+        ("attention/infinite_scale_of_k", "problem.h", "return scale + (scale - scale);", "return scale;"),
+        ("attention/infinite_word_of_k", "problem.h", "return word | infinite >> 6;", "return word;"),
         ("attention/narrow_columns_from_the_start", "amd/decode_kernel.h", "Dealt::kNarrowFrom + Dealt::kNarrow * column;",
          "Dealt::kNarrow * column;", "ops/test_decode_attention_kinds.py"),
         ("attention/window_off_by_one", "amd/work.h", "length > p.window ? length - p.window : 0",
@@ -551,6 +553,11 @@ FAULTS = [
          "emulator/test_emulator_exec_packed.py emulator/test_emulator_exec_float.py emulator/test_emulator_exec_exhaustive.py"),
     ),
     # Layers and tuners.
+    *_in(
+        "src/hipforge/weights/", "nn/test_shared_scales.py",
+        ("weights/shared_below_its_bound", "sharing.py", "most - own + 8", "most - own + 5"),
+        ("weights/nan_code_shared", "sharing.py", " & (largest != _NAN_CODE)", ""),
+    ),
     *_in(
         "", "nn/test_nn.py",
         ("nn/page_not_turned", "src/hipforge/nn/cache.py", "held[position // self.page_size] * self.page_size",

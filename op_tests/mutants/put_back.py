@@ -78,6 +78,8 @@ PUT_BACK = [
         ("values/beyond_float32",
          ("ops/core/operator.py", "            require_float32(name, signature, given)\n", "")),
         ("values/below_float32", ("ops/core/checks.py", "    if 0 < size < _FLOAT32_LEAST:\n", "    if False:\n")),
+        ("values/infinite_scale_of_k",
+         ("csrc/decode_attention/problem.h", "return scale + (scale - scale);", "return scale;")),
         ("values/infinite_shift",
          ("csrc/rope_and_cache/store.h", "x > kLargest ? kLargest : x < -kLargest ? -kLargest : x", "x")),
         ("layers/buffers_are_cast",

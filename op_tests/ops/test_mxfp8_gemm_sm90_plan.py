@@ -58,9 +58,9 @@ def test_few_rows_stream_and_many_are_multiplied_in_tiles(key, kernel) -> None:
     assert best(KERNELS, problem(*key), HOPPER, UNITS).kernel == kernel.name
 
 
-@pytest.mark.parametrize(("m", "shared"), [(256, 0), (8192, 1)])
-def test_scales_of_w_are_shared_where_rows_are_many(m: int, shared: int) -> None:
-    assert best(KERNELS, problem(m, 4096, 4096), HOPPER, UNITS).configuration["shared"] == shared
+@pytest.mark.parametrize(("m", "n", "shared"), [(256, 4096, 0), (8192, 4096, 1), (8192, 262144 + 1, 0)])
+def test_scales_of_w_are_shared_where_rows_are_many_and_memory_is_not(m: int, n: int, shared: int) -> None:
+    assert best(KERNELS, problem(m, n, 4096), HOPPER, UNITS).configuration["shared"] == shared
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(1, 512).map(lambda blocks: 32 * blocks))

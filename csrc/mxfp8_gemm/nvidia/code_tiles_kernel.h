@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
       const bool starts = cursor.starts_span(at, step);
       const uint32_t scales = shared.scales(cursor);
       const int of_span = (at.first + step) % kSpan;
-      const uint32_t of_w[2] = {load_shared<uint32_t>(scales + of_line + of_span * 4), load_shared<uint32_t>(scales + of_line + 128 + of_span * 4)};
+      const uint32_t of_w[2] = {load_shared<uint32_t>(scales + of_line + of_span * 4),
+                                load_shared<uint32_t>(scales + of_line + 128 + of_span * 4)};
       uint32_t now[kSeen], changed = step == 0;
       load_words(now, scales + of_words + of_span * L::kRows * 4);
       start(d[0], 0);  // what the products are multiplied by is found while they are under way

@@ -84,14 +84,6 @@ __device__ __forceinline__ void load_words(uint32_t (&to)[COUNT], uint32_t addre
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
-__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-/// What this thread stored is seen by wgmma and the copy engine, once they are told.
-__device__ __forceinline__ void fence_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// Barriers, by their address: a phase ends with its last arrival, when all bytes that it expects have been copied.
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
