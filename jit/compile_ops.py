@@ -218,6 +218,9 @@ class Stub:
         return self.kernel(*args, **kwargs)
 
     def _divert(self, *args: Any) -> Any:
+        from hipforge.jit.call.torch_library import require_no_jit_trace
+
+        require_no_jit_trace(self.signature.name)
         _check_meta(self.signature, args)
         return self.operator()(*args)
 
@@ -398,7 +401,9 @@ def _belongs_to_dispatcher(values: Sequence[Any]) -> bool:
     """Whether a call must be seen by torch: a dispatch mode is active, or a tensor has no data of its own."""
     import torch
 
-    if torch._C._len_torch_dispatch_stack():
+    from hipforge.jit.call.torch_library import active_modes
+
+    if active_modes():
         return True
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(isinstance(value, torch.Tensor) and (type(value) not in plain or value.is_meta) for value in values)

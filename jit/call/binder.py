@@ -28,7 +28,7 @@ class Binder(Protocol):
         ...
 
     def modes(self) -> int:
-        """Return how many of torch's dispatch modes are active."""
+        """Return what :func:`hipforge.jit.call.torch_library.active_modes` does."""
         ...
 
     def route(

@@ -207,7 +207,7 @@ static int run_on_host(Entry* self, hf_call* call) {
 }
 
 static int64_t mode_depth(const Binder* env) {
-  if (env->torch.offset) return env->torch.mode_depth();
+  if (env->torch.offset) return active_modes(&env->torch);
   PyObject* depth = PyObject_CallNoArgs(env->mode_depth);
   const int64_t active = depth ? PyLong_AsLongLong(depth) : -1;
   Py_XDECREF(depth);
@@ -618,10 +618,10 @@ static PyObject* binder_facts(PyObject* binder, PyObject* object) {
                        PyBool_FromLong(tensor.device_type == HF_DEVICE_GPU), tensor.device_index, shape, strides, held,
                        offset, PyBool_FromLong(torch->is_negative(handle)),
                        PyBool_FromLong(torch->requires_grad(*(void**)handle)), PyBool_FromLong(torch->grad_enabled()),
-                       torch->mode_depth());
+                       active_modes(torch));
 }
 
-/* Binder.modes() -> how many dispatch modes are active. */
+/* Binder.modes() -> how many dispatch modes are active, torch.jit.trace among them. */
 static PyObject* binder_modes(PyObject* binder, PyObject* unused) {
   (void)unused;
   const int64_t depth = mode_depth((Binder*)binder);
@@ -631,7 +631,7 @@ static PyObject* binder_modes(PyObject* binder, PyObject* unused) {
 static PyMethodDef binder_methods[] = {
     {"route", binder_route, METH_VARARGS, "Make what autograd sees of an operator."},
     {"describe", (PyCFunction)(void (*)(void))binder_describe, METH_FASTCALL, "What a decision may depend on."},
-    {"modes", binder_modes, METH_NOARGS, "How many dispatch modes are active."},
+    {"modes", binder_modes, METH_NOARGS, "How many dispatch modes are active, torch.jit.trace among them."},
     {"facts", binder_facts, METH_O, "What torch's own functions say of a tensor."},
     {"bind", binder_bind, METH_VARARGS, "Make a callable of an entry address."},
     {"dispatch", binder_dispatch, METH_VARARGS, "Make a callable that chooses among variants."},

@@ -95,7 +95,7 @@ typedef struct {
 
 typedef enum { ON_HOST = 0, ON_EMULATOR = 1, ON_HIP = 2, ON_CUDA = 3 } Target;
 
-/* torch's own functions, for reading a tensor without a Python call: its C shims, whose ABI torch keeps, and three of its C++
+/* torch's own functions, for reading a tensor without a Python call: its C shims, whose ABI torch keeps, and four of its C++
  * functions that take one pointer or nothing. abi.py finds them, tries them, and gives none where one is missing. */
 typedef struct {
   int64_t offset; /* of the at::Tensor, one pointer, in a Python tensor; 0: nothing here is used */
@@ -113,11 +113,12 @@ typedef struct {
   bool (*is_negative)(const void*);   /* of an at::Tensor */
   bool (*requires_grad)(const void*); /* of the TensorImpl it points to */
   int64_t (*mode_depth)(void);
+  void* const* (*recorder)(void); /* of torch.jit.trace: a reference to a pointer, null where nothing is recorded */
   int32_t strided, cpu, cuda;
   uint8_t dtypes[64]; /* hf_dtype by torch's number */
 } Torch;
 
-enum { TORCH_FUNCTIONS = 14 };
+enum { TORCH_FUNCTIONS = 15 };
 
 typedef struct {
   PyObject_HEAD
@@ -126,7 +127,7 @@ typedef struct {
   PyObject* tensor_type;
   PyObject* parameter_type;
   PyObject* errors[5];      /* by hf_error_kind; [0] is EmulatorFault */
-  PyObject* mode_depth;     /* torch's count of active dispatch modes */
+  PyObject* mode_depth;     /* torch_library.active_modes */
   PyObject* read_tensor;    /* tensor -> (data, dtype, is_gpu, index, shape, strides); used without a table */
   PyObject* read_stream;    /* device index -> stream; used without a table */
   PyObject* problem;        /* tensor -> str or None: what its data pointer, shape and strides do not say */

@@ -18,7 +18,7 @@ static PyObject* route_type;
  * record. */
 static int is_direct(const Binder* env, PyObject* const* args, Py_ssize_t count) {
   const Torch* torch = &env->torch;
-  if (!torch->offset || torch->mode_depth()) return 0;
+  if (!torch->offset || active_modes(torch)) return 0;
   const bool recording = torch->grad_enabled();
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* value = args[i];

@@ -1,6 +1,6 @@
 """The functions of torch's own libraries by which the binding reads a tensor without a Python call.
 
-Eleven are C shims that torch keeps for compiled models; three are C++ functions that take one pointer or nothing and
+Eleven are C shims that torch keeps for compiled models; four are C++ functions that take one pointer or nothing and
 have had the same symbol for years. Where torch lacks one, or its answers differ from Python's on a few tensors, its
 table of DLPack functions is used, else Python.
 """
@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from hipforge.jit.call.torch_library import active_modes
 
 log = logging.getLogger("hipforge")
 
@@ -31,6 +33,7 @@ _FUNCTIONS = (
     ("torch_cpu", "_ZN2at6native6is_negERKNS_6TensorE"),
     ("c10", "_ZNK3c1010TensorImpl13requires_gradEv"),
     ("c10", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"),
+    ("torch_cpu", "_ZN5torch3jit6tracer15getTracingStateEv"),
 )
 _MOST_DTYPES = 64  # of Torch.dtypes
 
@@ -83,7 +86,7 @@ def agree(facts: Callable[[Any], Any], read_tensor: Callable[[Any], Any]) -> boo
         torch.nn.Parameter(torch.ones(2, 1, 4, dtype=torch.float64, device="cpu")),
         torch.zeros(3, dtype=torch.int64, device="cpu")[1],
     )
-    recording = torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()
+    recording = torch.is_grad_enabled(), active_modes()
     for tensor in samples:
         storage = tensor.untyped_storage().nbytes(), tensor.storage_offset()
         wanted = (*read_tensor(tensor), *storage, tensor.is_neg(), tensor.requires_grad)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from hipforge.errors import GuardError
 from hipforge.jit.call import tensors
 from hipforge.jit.call.binder import Binder, on_binder
 from hipforge.jit.call.signature import Signature
@@ -114,6 +115,37 @@ _kernels: dict[Any, Callable[..., Any]] = {}
 def kernel_of(overload: Any) -> Callable[..., Any] | None:
     """Return what runs an operator of :func:`define` on real tensors; None for any other operator."""
     return _kernels.get(overload)
+
+
+def active_modes() -> int:
+    """Return how many of torch's dispatch modes are active, :func:`torch.jit.trace` among them."""
+    import torch
+
+    return torch._C._len_torch_dispatch_stack() + bool(torch._C._is_tracing())
+
+
+def require_no_jit_trace(op: str) -> None:
+    """Refuse a call under torch.jit.trace: it would record the allocation of the results, and not the op.
+
+    Raises:
+        GuardError: it names the op.
+    """
+    import torch
+
+    if torch._C._is_tracing():
+        raise GuardError(
+            f"{op} is called under torch.jit.trace, which cannot record it; use torch.export.export or torch.compile"
+        )
+
+
+def is_dispatched(op: str) -> bool:
+    """Whether torch must see a call: the innermost mode traces. Only asked where :func:`active_modes` are.
+
+    Raises:
+        GuardError: it is torch.jit.trace.
+    """
+    require_no_jit_trace(op)
+    return not recording()
 
 
 def recording() -> bool:

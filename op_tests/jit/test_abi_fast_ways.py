@@ -55,12 +55,18 @@ def test_functions_that_disagree_with_python_are_not_used(library, monkeypatch):
     assert abi.make_binder(environment(library, "host")).facts(torch.zeros(1)) is None
 
 
-def test_modes_are_counted(binder):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("reading", ["functions", "python"])
+def test_modes_are_counted(library, reading):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    binder = abi.make_binder(environment(library, "host"), reading=reading)
     assert binder.modes() == 0
     with FakeTensorMode():
         assert binder.modes() == 1
+    counted = []
+    torch.jit.trace(lambda x: counted.append(binder.modes()) or x + 1, torch.zeros(1), check_trace=False)
+    assert counted == [1] and binder.modes() == 0
 
 
 def test_arguments_that_a_decision_tells_apart_have_different_descriptions(binder):

@@ -16,6 +16,7 @@ from helpers.op_calls import CALLS
 
 import hipforge
 from hipforge import ops
+from hipforge.errors import GuardError
 from hipforge.ops.core import traced
 from hipforge.ops.core.checks import TensorSpec
 from hipforge.ops.core.dispatch import planner_of
@@ -124,6 +125,19 @@ def test_ranges_of_m_are_what_the_planner_says_of_each_m() -> None:
         accepted = planner_of("mxfp8_gemv")(*specs).accepted is not None
         assert any(low <= m <= high for low, high in ranges) == accepted, (m, ranges)
     assert ranges and ranges[-1][1] == 64
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"scaled_mm"}))  # that is torch's own operation
+def test_jit_trace_is_refused_because_it_would_record_the_results_memory_alone(name: str) -> None:
+    given = CALLS[name].make(3)
+
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            return CALLS[name].run(**dict(zip(given, tensors, strict=True)))
+
+    with pytest.raises(GuardError, match=r"under torch.jit.trace, .* use torch.export.export"):
+        torch.jit.trace(Module(), tuple(given.values()), check_trace=False)
 
 
 FLOATS = """

@@ -21,7 +21,7 @@ import torch
 from hipforge.errors import GuardError, HipforgeError
 from hipforge.jit.call.binder import Binder, described, on_binder
 from hipforge.jit.call.tensors import check_gradients
-from hipforge.jit.call.torch_library import recording
+from hipforge.jit.call.torch_library import active_modes, is_dispatched
 from hipforge.ops.core import dispatch, invariance
 from hipforge.ops.core.arguments import (
     as_floats,
@@ -44,7 +44,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def operator(
@@ -149,13 +148,14 @@ def operator(
         if fake is not None:
             written = Written(tuple(outs), tuple(mutates), tuple(returns), adds)
             traced = traced_call(name, signature, eager, fake, written, frozenset(rows))
-        tracing = "compiling() or modes() and not recording()" if fake else "compiling()"
+        tracing = f"compiling() or modes() and is_dispatched({name!r})" if fake else "compiling()"
         decision = "" if fake else f"plan({', '.join(f'{each}={each}' for each in planned)}), "
         free = {
             "body": body, "plan": plan, "key_of": key or _described, "launches": launches, "decide": decide,
             "first": first, "failed": failed, "refused": refused, "traced": traced, "compiling": _is_dynamo_compiling,
-            "modes": _dispatch_modes, "recording": recording, "GuardError": GuardError, "HipforgeError": HipforgeError,
-            "invariance": invariance.STATE, "profiler": torch.autograd.profiler, "profiled": ranged(name, eager),
+            "modes": active_modes, "is_dispatched": is_dispatched, "invariance": invariance.STATE,
+            "GuardError": GuardError, "HipforgeError": HipforgeError, "profiler": torch.autograd.profiler,
+            "profiled": ranged(name, eager),
         }  # fmt: skip
         at = f"key_of({', '.join(named_by(key, signature) if key else signature.parameters)})"
         call = _eager_call(body, signature, free, tracing=tracing, decision=decision, key=at)
