@@ -286,6 +286,24 @@ def test_a_checkpoint_is_read_in_the_layers_own_format(layout: str, assign: bool
     assert layer(normal(2, K, dtype=torch.bfloat16)).isfinite().all()
 
 
+@torch.no_grad()
+def test_scales_of_a_state_dict_are_shaped_like_the_layers_and_never_read_as_other_numbers() -> None:
+    q, scale = checkpoint("rows")
+    layer = FP8Linear(K, N)
+    layer.load_state_dict({"weight": q, "weight_scale": scale.view(N, 1)})
+    assert torch.equal(layer.weight_scale, FP8Linear.from_quantized(q, scale).weight_scale)
+    for held, given in (("blocks", "blocks_e8m0"), ("blocks_e8m0", "blocks")):
+        layer, (q, scale) = FP8Linear(K, N, scales=held), checkpoint(given)
+        state = {"weight": q, "weight_scale": scale}
+        with pytest.raises(GuardError, match=r"^weight_scale is \w+ \[.*, but the layer holds .* assign=True"):
+            layer.load_state_dict(state)
+        with pytest.raises(GuardError, match=r"^weight_scale must be "):
+            layer.load_state_dict({"weight_scale": scale}, strict=False)
+        layer.load_state_dict(state, assign=True)
+        x = normal(3, K, dtype=torch.bfloat16)
+        assert torch.equal(layer(x), FP8Linear.from_quantized(q, scale)(x))
+
+
 def accepted_back(layer: FP8Linear) -> torch.Tensor:
     """The scales of a layer of gfx942 as a file has them."""
     scale = layer.weight_scale

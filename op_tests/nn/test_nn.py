@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -17,11 +18,11 @@ import hipforge
 import hipforge.weights
 from hipforge import emulator
 from hipforge.errors import ConfigError, GuardError, OutOfMemoryError
-from hipforge.nn import MXFP8Linear, MXFP8MoE, PagedKVCache, SparseBlocks, convert_to_mxfp8
+from hipforge.nn import FP8Linear, MXFP4Experts, MXFP8Linear, MXFP8MoE, PagedKVCache, SparseBlocks, convert_to_mxfp8
 from hipforge.nn.moe import Activation, Routing
 from hipforge.nn.payload import accepted
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
+from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
 
 pytestmark = pytest.mark.gfx942("not without_kernels")
 
@@ -287,6 +288,37 @@ def test_a_checkpoint_of_another_format_is_read_in_the_layers_own(assign: bool) 
         assert layer(normal(2, 96, dtype=torch.float16)).dtype == torch.float16
 
 
+@pytest.mark.parametrize("assign", (False, True))
+@torch.no_grad()
+def test_elements_and_scales_may_come_in_a_state_dict_each(assign: bool) -> None:
+    """As from the files of a sharded checkpoint; copied as numbers, bytes would stand for other weights."""
+    q, scale = quantize_mxfp8(normal(40, 96))
+    codes, shared = quantize_mxfp4(normal(2 * 64, 32))
+    packed, packed_scale = codes.view(2, 64, 16), shared.view(2, 64, 1)
+    bytes_as = {torch.uint8: q.view(torch.uint8), torch.float8_e4m3fn: q}
+    for elements, scales in itertools.product(bytes_as.values(), (scale, scale.view(torch.float8_e8m0fnu))):
+        layer = MXFP8Linear(96, 40)
+        layer.load_state_dict({"weight_scale": scales}, strict=False, assign=assign)
+        if fp8_dtypes("cpu")[0] != torch.float8_e4m3fn:
+            with pytest.raises(GuardError, match=r"^weight is .*e4m3fnuz.* give both to one load_state_dict"):
+                layer.load_state_dict({"weight": elements}, strict=False)
+            continue
+        layer.load_state_dict({"weight": elements}, strict=False, assign=assign)
+        assert torch.equal(dequantize_mxfp8(layer.weight, layer.weight_scale), dequantize_mxfp8(q, scale))
+        with pytest.raises(GuardError, match=r"^weight must be float8_e4m3fn or uint8; got float32"):
+            layer.load_state_dict({"weight": torch.zeros(40, 96)}, strict=False)
+        with pytest.raises(GuardError, match=r"^weight_scale must be uint8 or float8_e8m0fnu; got float32"):
+            layer.load_state_dict({"weight_scale": torch.ones(40, 3)}, strict=False)
+    zeros = torch.zeros(2, 32, 16, dtype=torch.uint8)
+    experts = MXFP4Experts((torch.cat((zeros, zeros), 1), packed_scale.clone()), (zeros, packed_scale[:, :32].clone()))
+    state = {"w1": packed.view(torch.int8), "w1_scale": packed_scale.view(torch.float8_e8m0fnu)}
+    for given in (state, *({name: value} for name, value in state.items())):
+        experts.w1.zero_(), experts.w1_scale.zero_()
+        experts.load_state_dict(given, strict=False, assign=assign)
+        assert "w1" not in given or torch.equal(experts.w1, packed)
+        assert "w1_scale" not in given or torch.equal(experts.w1_scale, packed_scale)
+
+
 @torch.no_grad()
 def test_weights_made_without_values_change_only_their_dtype() -> None:
     q, scale = torch.empty(8, 64, dtype=torch.float8_e4m3fn, device="meta"), torch.empty(8, 2, device="meta")
@@ -336,9 +368,21 @@ def test_quantised_weights_are_checked() -> None:
         MXFP8Linear.from_quantized(q, scale[:, :1])
     with pytest.raises(GuardError, match=r"weight must be .*; got "):
         MXFP8Linear.from_quantized(q.float(), scale)
+    for bias in (torch.zeros(7), torch.zeros(8, dtype=torch.int32), [0.0] * 8):
+        with pytest.raises(GuardError, match=r"^bias must be "):
+            MXFP8Linear.from_quantized(q, scale, bias)  # type: ignore[arg-type]
     if fp8_dtypes("cpu")[0] == torch.float8_e4m3fnuz:
         with pytest.raises(GuardError, match=r"layer.weight cannot be converted to e4m3fnuz.*byte 254"):
             accepted(q, torch.full_like(scale, 254), "layer.weight")
+
+
+@pytest.mark.parametrize("kind", (MXFP8Linear, FP8Linear))
+def test_a_linear_layer_refuses_sizes_and_devices_that_do_not_exist(kind: type[torch.nn.Module]) -> None:
+    for sizes, name in (((64, -1), "out_features"), ((64, 8.0), "out_features"), (("64", 8), "in_features")):
+        with pytest.raises(GuardError, match=f"^{name} must be "):
+            kind(*sizes)
+    with pytest.raises(GuardError, match=r"^device must be one that torch knows; got "):
+        kind(64, 8, device="nope")
 
 
 def cached_attention(steps: tuple[int, ...], page_size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -501,6 +545,8 @@ def test_a_cache_names_the_layer_and_the_rows_that_it_does_not_have() -> None:
         with pytest.raises(GuardError, match=r"q must be a tensor \[B \* tokens, Hq, D\] of a step of 3 tokens; got"):
             cache.attend(0, q, step)  # type: ignore[call-overload]  # which types tell
     heads = torch.ones(3, 1, 64).bfloat16()
+    with pytest.raises(GuardError, match=r"step must be what extend\(\) returned; got NoneType"):
+        cache.attend(0, heads, None)  # type: ignore[call-overload]  # as below
     # Some of these layers have a type that the annotations refuse.
     for layer, message in ((2, "at most 1, of 2 layers; got 2"), (-1, "at least 0"), ("0", "must be an int")):
         with pytest.raises(GuardError, match=f"layer .*{message}"):

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from hipforge.errors import GuardError, OutOfMemoryError
+from hipforge.nn.payload import place_of
 from hipforge.ops.core.checks import as_text, require_int
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
@@ -122,10 +123,7 @@ class PagedKVCache:
             require_int(name, size, 1)
         if pages > _MOST_PAGES:
             raise GuardError(f"pages must be at most {_MOST_PAGES}, since block tables are int32; got {pages}")
-        try:
-            place = torch.get_default_device() if device is None else torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise GuardError(f"device must be one that torch knows; got {as_text(device)}") from error
+        place = place_of(device)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.itemsize == 1):
             raise GuardError(f"dtype must be an 8-bit type of torch; got {as_text(dtype)}")
         own = fp8_dtypes(place)[0] if dtype is None else dtype
@@ -253,6 +251,7 @@ class PagedKVCache:
             GuardError: operands that do not fit each other or the cache.
         """
         self._require_layer(layer)
+        _require_step(step)
         return rope_and_cache(
             q, k, v, cos_sin, step.positions, self.k[layer], self.v[layer], step.slot_mapping, style=style,
             q_weight=q_weight, k_weight=k_weight, weight_offset=weight_offset, epsilon=epsilon,
@@ -338,6 +337,7 @@ class PagedKVCache:
             GuardError: operands that do not fit each other or the cache.
         """
         self._require_layer(layer)
+        _require_step(step)
         if not isinstance(q, torch.Tensor) or q.dim() != 3 or q.shape[0] % step.tokens:
             got = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
             raise GuardError(f"q must be a tensor [B * tokens, Hq, D] of a step of {step.tokens} tokens; got {got}")
@@ -396,6 +396,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         raise GuardError(f"index_dtype must be float16, bfloat16 or an 8-bit type of torch; got {as_text(dtype)}")
     zeros = torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device)
     return zeros.view(dtype)
+
+
+def _require_step(step: object) -> None:
+    if not isinstance(step, CacheStep):
+        raise GuardError(f"step must be what extend() returned; got {type(step).__name__}")
 
 
 def _require_name(sequence: object) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from hipforge.errors import GuardError
 from hipforge.nn.linear import QuantizedLinear
-from hipforge.nn.payload import Pair, accepted_fp8, quantized_rows
+from hipforge.nn.payload import Pair, accepted_fp8, bias_of, place_of, quantized_rows
 from hipforge.ops.core.checks import require_choice, require_int, require_rank, require_real, require_tensor
 from hipforge.ops.core.formats import BLOCK, HALVES
 from hipforge.ops.core.formats import FP8_BLOCK as STEP
@@ -83,7 +83,7 @@ class FP8Linear(QuantizedLinear):
         n, k = require_int("out_features", out_features, 1), require_int("in_features", in_features, 1)
         self.in_features, self.out_features = k, n
         shape, dtype = scale_like(scales, n, k)
-        place = torch.get_default_device() if device is None else torch.device(device)
+        place = place_of(device)
         one = 127 if dtype == torch.uint8 else 1.0
         self.register_buffer("weight", torch.zeros(n, k, dtype=fp8_dtypes(place)[0], device=place))
         self.register_buffer("weight_scale", torch.full(shape, one, dtype=dtype, device=place))
@@ -139,7 +139,7 @@ class FP8Linear(QuantizedLinear):
         layer = cls(weight.shape[1], weight.shape[0], device="meta")
         layer.weight, layer.weight_scale = weight, weight_scale
         if bias is not None:
-            layer.bias = bias.detach().to(bias.dtype if bias.dtype in HALVES else torch.bfloat16)
+            layer.bias = bias_of(bias, layer.out_features, HALVES)
         return layer
 
     @staticmethod

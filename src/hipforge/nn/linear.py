@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from hipforge.errors import GuardError
-from hipforge.nn.payload import Pair, Quantized, accepted, input_rows, quantized
-from hipforge.ops.core.checks import require_rank
+from hipforge.nn.payload import Pair, Quantized, accepted, bias_of, input_rows, place_of, quantized
+from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mx_quantize import mxfp8_quantize
@@ -108,7 +108,7 @@ class MXFP8Linear(QuantizedLinear):
             (``half()``, ``float()``, ``to(dtype)``). The buffers keep their dtypes.
 
     Raises:
-        GuardError: ``in_features`` is not a positive multiple of 32.
+        GuardError: ``in_features`` is not a positive multiple of 32, ``out_features`` no size, ``device`` no device.
 
     Example:
         >>> import torch
@@ -124,17 +124,16 @@ class MXFP8Linear(QuantizedLinear):
         self, in_features: int, out_features: int, bias: bool = False, device: torch.device | str | None = None
     ) -> None:
         super().__init__()
-        if in_features < BLOCK or in_features % BLOCK:
+        n, k = require_int("out_features", out_features, 0), require_int("in_features", in_features)
+        place = place_of(device)
+        if k < BLOCK or k % BLOCK:
             raise GuardError(
-                f"in_features must be a positive multiple of {BLOCK}, one e8m0 scale per {BLOCK} weights; "
-                f"got {in_features}"
+                f"in_features must be a positive multiple of {BLOCK}, one e8m0 scale per {BLOCK} weights; got {k}"
             )
-        self.in_features, self.out_features = in_features, out_features
-        place = torch.get_default_device() if device is None else torch.device(device)
-        self.register_buffer("weight", torch.zeros(out_features, in_features, dtype=fp8_dtypes(place)[0], device=place))
-        self.register_buffer("weight_scale", torch.full((out_features, in_features // BLOCK), 127, dtype=torch.uint8,
-                                                        device=place))  # fmt: skip
-        self.register_buffer("bias", torch.zeros(out_features, dtype=torch.bfloat16, device=place) if bias else None)
+        self.in_features, self.out_features = k, n
+        self.register_buffer("weight", torch.zeros(n, k, dtype=fp8_dtypes(place)[0], device=place))
+        self.register_buffer("weight_scale", torch.full((n, k // BLOCK), 127, dtype=torch.uint8, device=place))
+        self.register_buffer("bias", torch.zeros(n, dtype=torch.bfloat16, device=place) if bias else None)
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear) -> MXFP8Linear:
@@ -171,7 +170,7 @@ class MXFP8Linear(QuantizedLinear):
         layer = cls(weight.shape[1], weight.shape[0], device="meta")
         layer.weight, layer.weight_scale = weight, weight_scale
         if bias is not None:
-            layer.bias = bias.detach().to(torch.bfloat16)
+            layer.bias = bias_of(bias, layer.out_features, (torch.bfloat16,))
         return layer
 
     def quantise(self, rows: torch.Tensor) -> Pair:

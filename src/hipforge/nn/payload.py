@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core.arguments import naming_arguments, require_readable
-from hipforge.ops.core.checks import require_dtype, require_last_multiple, require_real, require_shape, require_tensor
+from hipforge.ops.core.checks import (
+    as_text,
+    described,
+    require_dtype,
+    require_floating,
+    require_last_multiple,
+    require_real,
+    require_shape,
+    require_tensor,
+)
 from hipforge.ops.core.formats import BLOCK, E8M0_DTYPE
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_quant import fp8_quant_rows
@@ -22,6 +31,36 @@ from hipforge.ops.reference.fp8 import canonical_scales
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _FLOAT_SCALES = (torch.float32, torch.bfloat16, torch.float16)
 Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def place_of(device: torch.device | str | None) -> torch.device:
+    """Return where a module's buffers go; the default device for None.
+
+    Raises:
+        GuardError: no device that torch knows.
+    """
+    if device is None:
+        return torch.get_default_device()
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise GuardError(f"device must be one that torch knows; got {as_text(device)}") from error
+
+
+def bias_of(bias: torch.Tensor, n: int, dtypes: Collection[torch.dtype]) -> torch.Tensor:
+    """Return a checkpoint's bias [n], rounded to bfloat16 unless it is of ``dtypes``.
+
+    Raises:
+        GuardError: not floating point, or of another shape.
+    """
+    require_floating(bias=bias)
+    require_shape("bias", bias, (n,), "[N]")
+    return bias.detach().to(bias.dtype if bias.dtype in dtypes else torch.bfloat16)
+
+
+def _stored(own: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return the dtypes of e4m3 elements that a device takes whose own e4m3 is ``own``."""
+    return tuple(dict.fromkeys((torch.float8_e4m3fn, own, torch.uint8)))
 
 
 def quantized(weight: torch.Tensor, name: str = "weight") -> Pair:
@@ -54,7 +93,7 @@ def accepted(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight")
     """
     require_tensor(**{name: elements, f"{name}_scale": scales})
     own = fp8_dtypes(elements.device)[0]
-    require_dtype(name, elements, tuple({torch.float8_e4m3fn, own, torch.uint8}))
+    require_dtype(name, elements, _stored(own))
     require_dtype(f"{name}_scale", scales, (torch.uint8, E8M0_DTYPE))
     require_last_multiple(name, elements, BLOCK)
     expected = (*elements.shape[:-1], elements.shape[-1] // BLOCK)
@@ -97,7 +136,7 @@ def accepted_fp8(elements: torch.Tensor, scales: torch.Tensor, name: str = "weig
     """
     require_tensor(**{name: elements, f"{name}_scale": scales})
     own = fp8_dtypes(elements.device)[0]
-    require_dtype(name, elements, tuple({torch.float8_e4m3fn, own, torch.uint8}))
+    require_dtype(name, elements, _stored(own))
     require_dtype(f"{name}_scale", scales, (*_FLOAT_SCALES, torch.uint8, E8M0_DTYPE))
     if elements.dim() not in (2, 3):
         raise GuardError(f"{name} must be [N, K], or [E, N, K] for experts; got shape {tuple(elements.shape)}")
@@ -189,26 +228,79 @@ class Quantized(torch.nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
     ) -> None:
-        """Take a checkpoint of another architecture, or of a model that was cast, in the buffers' own formats."""
+        """Take a checkpoint of another architecture, or of a model that was cast, in the buffers' own formats.
+
+        Raises:
+            GuardError: elements or scales of another format, where one of them alone cannot be converted.
+        """
         converted = dict(state_dict)
         assign = local_metadata.get("assign_to_params_buffers", False)
         for name, buffer in self._buffers.items():
-            given, scale = (state_dict.get(f"{prefix}{key}") for key in (name, f"{name}_scale"))
-            held = self._buffers.get(f"{name}_scale")
-            if buffer is None or not isinstance(given, torch.Tensor):
+            held, key = self._buffers.get(f"{name}_scale"), f"{prefix}{name}"
+            given, scale = (
+                each if isinstance(each, torch.Tensor) else None
+                for each in (state_dict.get(key), state_dict.get(f"{key}_scale"))
+            )
+            if buffer is None or name.endswith("_scale"):  # scales go with the elements
                 continue
-            place = given.device if assign else buffer.device
-            if buffer.dtype in FP8:
-                own = fp8_dtypes(place)[0]
-                other = held is not None and isinstance(scale, torch.Tensor) and scale.dtype != held.dtype
-                if isinstance(scale, torch.Tensor) and (given.dtype != own or other):
-                    pair = self.accepted(given.to(place), scale.to(place), f"{prefix}{name}")
-                    converted[f"{prefix}{name}"], converted[f"{prefix}{name}_scale"] = pair
-            elif name.endswith("_scale"):  # with the elements
+            if held is None:
+                if given is not None and buffer.is_floating_point() and given.is_floating_point():
+                    converted[key] = given.to(buffer.dtype)
                 continue
-            elif buffer.is_floating_point() and given.is_floating_point():
-                converted[f"{prefix}{name}"] = given.to(buffer.dtype)
+            place = given.device if assign and given is not None else buffer.device
+            own = fp8_dtypes(place)[0] if buffer.dtype in FP8 else buffer.dtype
+            if given is None:
+                if scale is not None:
+                    converted[f"{key}_scale"] = _scale_alone(f"{key}_scale", scale, held.dtype)
+            elif scale is None:
+                converted[key] = _elements_alone(key, given, own)
+            elif given.dtype != own or scale.dtype != held.dtype or _is_reshaped(scale, held):
+                pair = self.accepted(given.to(place), scale.to(place), key)
+                if not assign and pair[1].dtype != held.dtype:
+                    raise GuardError(
+                        f"{key}_scale is {described(scale)}, but the layer holds {described(held)}; make a layer with "
+                        "such scales, or load with assign=True"
+                    )
+                converted[key], converted[f"{key}_scale"] = pair
         super()._load_from_state_dict(converted, prefix, local_metadata, *rest)
+
+
+def _is_reshaped(scale: torch.Tensor, held: torch.Tensor) -> bool:
+    """Return whether scales have only another shape than those that are held, as [N, 1] for [N]."""
+    return scale.shape != held.shape and scale.numel() == held.numel()
+
+
+def _elements_alone(name: str, elements: torch.Tensor, own: torch.dtype) -> torch.Tensor:
+    """Return elements whose scales come in another state dict as the dtype that a layer holds, bit for bit.
+
+    Raises:
+        GuardError: another dtype, or e4m3fn for e4m3fnuz, where the scales change too.
+    """
+    if elements.dtype == own:
+        return elements
+    if own in FP8:
+        require_dtype(name, elements, _stored(own))
+    else:
+        require_dtype(name, elements, (*PAYLOADS, torch.int8))
+    if own == torch.float8_e4m3fnuz:
+        raise GuardError(
+            f"{name} is {described(elements)}, without {name}_scale in the same state dict; in e4m3fnuz both change: "
+            "give both to one load_state_dict"
+        )
+    return elements.view(own)
+
+
+def _scale_alone(name: str, scale: torch.Tensor, own: torch.dtype) -> torch.Tensor:
+    """Return scales whose elements come in another state dict as the dtype that a layer holds.
+
+    Raises:
+        GuardError: floats for e8m0 bytes, or bytes for floats.
+    """
+    if own == torch.uint8:
+        require_dtype(name, scale, (torch.uint8, E8M0_DTYPE))
+        return scale.view(torch.uint8)
+    require_dtype(name, scale, _FLOAT_SCALES)
+    return scale.to(own)
 
 
 def _moved(buffer: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
