@@ -371,7 +371,7 @@ void negate(double* values, int count) {
 
 constexpr int registers_per_lane(Element e, int items) { return (items * element_bits(e) + 31) / 32; }
 
-#if defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
+#if defined(__AVX2__) && defined(__FMA__)
 constexpr bool takes_integers(const Shape& s) {
   return !s.sparse && (s.a == Element::f8f6f4 || s.a == Element::fp8 || s.a == Element::bf8);
 }
@@ -393,8 +393,8 @@ bool multiply_integers(const MatrixArgs& args, Element element_a, Element elemen
       !load_integers<S.n, S.k / S.groups(S.n)>(args.b, element_b, args.fnuz, b))
     return false;
   if (scale_a != nullptr) {
-    range_a = scale_range(*args.scale_a, args.scale_sel_a, S.m);
-    range_b = scale_range(*args.scale_b, args.scale_sel_b, S.n);
+    range_a = scale_range(*args.scale_a, args.scale_sel_a, S.m, a.rows);
+    range_b = scale_range(*args.scale_b, args.scale_sel_b, S.n, b.rows);
   }
   if (!fits(a, b, range_a, range_b, S.k, c, S.result_items())) return false;
   alignas(64) double factor_a[kMatrixLanes], factor_b[kMatrixLanes];

@@ -41,14 +41,17 @@ int run(const char* name, const void* a, const void* b, const void* c, void* d, 
   fn(m);
   return 0;
 }
-// Whether 32x32x16 fp8 operands are multiplied as integers; -1: never on this CPU.
-int as_integers(const void* a, const void* b, const void* c) {
-#if defined(__AVX512VBMI__) && defined(__AVX512VNNI__)
+// Whether fp8 operands of 32x32x16, or with scales of 16x16x128, are multiplied as integers; -1: never on this CPU.
+int as_integers(const void* a, const void* b, const void* c, const void* scale_a, const void* scale_b) {
+#if defined(__AVX2__) && defined(__FMA__)
   MatrixArgs m;
-  m.a = (const Row*)a; m.b = (const Row*)b;
-  alignas(64) static double acc[kMaxResult];
-  constexpr auto& shape = kShape<kRowOfOp[static_cast<std::size_t>(Op::v_mfma_f32_32x32x16_fp8_fp8)]>;
-  return multiply_integers<shape>(m, Element::fp8, Element::fp8, nullptr, nullptr, (const Row*)c, acc);
+  m.a = (const Row*)a; m.b = (const Row*)b; m.scale_a = (const Row*)scale_a; m.scale_b = (const Row*)scale_b;
+  alignas(64) static double acc[kMaxResult], factors_a[kMatrixLanes], factors_b[kMatrixLanes];
+  constexpr auto& plain = kShape<kRowOfOp[static_cast<std::size_t>(Op::v_mfma_f32_32x32x16_fp8_fp8)]>;
+  constexpr auto& scaled = kShape<kRowOfOp[static_cast<std::size_t>(Op::v_mfma_scale_f32_16x16x128_f8f6f4)]>;
+  if (!scale_a) return multiply_integers<plain>(m, Element::fp8, Element::fp8, nullptr, nullptr, (const Row*)c, acc);
+  load_scales(m.scale_a, 0, factors_a), load_scales(m.scale_b, 0, factors_b);
+  return multiply_integers<scaled>(m, Element::fp8, Element::fp8, factors_a, factors_b, (const Row*)c, acc);
 #else
   return -1;
 #endif
@@ -73,7 +76,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="module")
 def doubles(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The same without the instructions that sums of integers need: every product goes through double."""
-    return build(tmp_path_factory.mktemp("doubles"), "-mno-avx512vnni", "-mno-avx512vbmi")
+    return build(tmp_path_factory.mktemp("doubles"), "-mno-avx2")
 
 
 def pointer(array: np.ndarray | None) -> ctypes.c_void_p:
@@ -98,12 +101,14 @@ def operand_bytes(rng, kind: str, element: str, fnuz: bool) -> np.ndarray:
         return rng.integers(0, 256, shape, dtype=np.uint8).view(np.uint32)[..., 0]
     if kind == "signed zeros":
         return (rng.integers(0, 2, shape, dtype=np.uint8) * (0 if fnuz else 0x80)).view(np.uint32)[..., 0]
-    # Magnitudes up to the largest, in normal data those of a block of 32; "narrow" has no bits below the unit.
+    # Magnitudes up to the largest, in normal data those of a block of 32; "narrow" has no bits below the unit;
+    # "few rows" are those of few tokens, the others are zeros.
     table = np.nan_to_num(decode_table(element, fnuz), nan=0.0, posinf=0.0, neginf=0.0)
     order = np.argsort(table)
     top = np.abs(table).max()
     wide = {"normal": rng.standard_normal(shape) * top / 3, "largest": rng.choice([-top, top], shape)}
     wide |= {"narrow": rng.integers(-8, 9, shape) * top / 8, "tiny": rng.standard_normal(shape) * top * 2.0**-12}
+    wide["few rows"] = np.where(ROWS[None, :, None], wide["normal"], 0)
     nearest = np.searchsorted(table[order], np.clip(wide[kind], -top, top)).clip(0, len(table) - 1)
     codes = order[nearest].astype(np.uint8)
     if element == "fp4":
@@ -111,6 +116,7 @@ def operand_bytes(rng, kind: str, element: str, fnuz: bool) -> np.ndarray:
     return codes.view(np.uint32)[..., 0]
 
 
+ROWS = np.arange(64) % 16 < 5
 MIXED = [name for name in MNEMONICS if "f8f6f4" in name]
 SMALL_ELEMENTS = [name for name in MNEMONICS if re.search("mfma_.*_[fb][pf]8_[fb][pf]8$", name)] + MIXED
 
@@ -119,7 +125,7 @@ SMALL_ELEMENTS = [name for name in MNEMONICS if re.search("mfma_.*_[fb][pf]8_[fb
 @pytest.mark.parametrize("name", SMALL_ELEMENTS)
 def test_sums_of_integers_have_the_bits_of_sums_in_double(lib, doubles, name, fnuz):
     rng = np.random.default_rng(7)
-    kinds = ("normal", "narrow", "tiny", "largest", "signed zeros", "any")
+    kinds = ("normal", "narrow", "tiny", "largest", "signed zeros", "any", "few rows")
     formats = [(0, 0), (0, 1), (4, 4), (1, 4)] if name in MIXED else [(0, 0)]
     seen = set()
     for (fmt_a, fmt_b), kind_a, kind_b in itertools.product(formats, kinds, kinds):
@@ -132,8 +138,10 @@ def test_sums_of_integers_have_the_bits_of_sums_in_double(lib, doubles, name, fn
             c = rng.choice([c, np.zeros(shape), np.where(rng.random(shape) < 0.01, -0.0, c)])
             options = {"cbsz": fmt_a, "blgp": fmt_b, "fnuz": fnuz}
             if "scale" in name:
-                for scale in ("scale_a", "scale_b"):
+                for scale, kind in (("scale_a", kind_a), ("scale_b", kind_b)):
                     exponents = rng.integers(127 - spread, 128 + spread, (1, 64))
+                    if kind == "few rows":  # the scales of zeros are anything; one that is NaN counts
+                        exponents = np.where(ROWS, exponents, rng.choice([0, 200, 255], p=[0.6, 0.3, 0.1]))
                     options[scale] = exponents.astype(np.uint32) * np.uint32(0x01010101)
             with np.errstate(over="ignore"):  # an infinite C is a case
                 operands = a, b, c.astype(np.float32).view(np.uint32)
@@ -148,6 +156,10 @@ def test_operands_of_matrix_multiplications_are_multiplied_as_integers(lib, doub
     rng = np.random.default_rng(8)
     a, b = (operand_bytes(rng, "normal", "fp8", False) for _ in range(2))
     c = (rng.standard_normal((16, 64)) * 1e4).astype(np.float32).view(np.uint32)
-    able = {"avx512vbmi", "avx512_vnni"} <= set(Path("/proc/cpuinfo").read_text().split())
-    assert lib.as_integers(pointer(a), pointer(b), pointer(c)) == (1 if able else -1)
-    assert doubles.as_integers(pointer(a), pointer(b), pointer(c)) == -1
+    able = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
+    assert lib.as_integers(*map(pointer, (a, b, c, None, None))) == (1 if able else -1)
+    assert doubles.as_integers(*map(pointer, (a, b, c, None, None))) == -1
+    few = operand_bytes(rng, "few rows", "fp8", False)
+    scales = np.where(ROWS, 127, 0).astype(np.uint32), np.full(64, 127, np.uint32)
+    for operands, takes in ((few, 1), (a, 0)):
+        assert lib.as_integers(*map(pointer, (operands, b, c[:4].copy(), *scales))) == (takes if able else -1)
