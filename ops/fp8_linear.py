@@ -254,11 +254,10 @@ class Float8Linear(nn.Linear):
         """Return a Float8Linear that shares ``mod``'s parameters and has its hooks.
 
         Raises:
-            GuardError: no linear layer, or one whose weight a parametrization computes, so that there is no parameter
-                to share.
+            GuardError: no linear layer, or one whose weight a parametrization or a hook computes, so that there is no
+                parameter to share.
         """
-        if not isinstance(mod, nn.Linear):
-            raise GuardError(f"mod must be a torch.nn.Linear; got {type(mod).__name__}")
+        require_linear("mod", mod)
         if parametrize.is_parametrized(mod):
             names = ", ".join(mod.parametrizations)  # type: ignore[arg-type]
             raise GuardError(
@@ -312,14 +311,35 @@ class Float8Linear(nn.Linear):
 Linear = TypeVar("Linear", bound=nn.Linear)
 
 
-def _taking_over(new: Linear, old: nn.Linear) -> Linear:
-    """Give ``new`` the parameters, hooks and mode of ``old``."""
-    new.weight = old.weight
-    new.bias = old.bias
+def require_linear(name: str, layer: nn.Module) -> None:
+    """Refuse what is no linear layer, and one whose weight or bias is what a hook of its last call left there.
+
+    Raises:
+        GuardError: it says how to make such a weight a parameter.
+    """
+    if not isinstance(layer, nn.Linear):
+        raise GuardError(f"{name} must be a torch.nn.Linear; got {type(layer).__name__}")
+    computed = [each for each in ("weight", "bias") if each in vars(layer)] if layer._forward_pre_hooks else []
+    if computed:
+        raise GuardError(
+            f"{name} computes its {' and '.join(computed)} in a forward pre-hook, and may hold an old one; make it a "
+            "parameter first, with torch.nn.utils.remove_weight_norm, remove_spectral_norm or prune.remove"
+        )
+
+
+def take_hooks(new: nn.Module, old: nn.Module) -> None:
+    """Give ``new`` the hooks and the mode of ``old``, in whose place it is called."""
     new.training = old.training
     for name, hooks in vars(old).items():
         if name.endswith("_hooks") or "_hooks_" in name:
             vars(new)[name] = hooks  # the dictionary itself, so that handles given out still remove from it
+
+
+def _taking_over(new: Linear, old: nn.Linear) -> Linear:
+    """Give ``new`` the parameters, hooks and mode of ``old``."""
+    new.weight = old.weight
+    new.bias = old.bias
+    take_hooks(new, old)
     return new
 
 
@@ -350,8 +370,8 @@ def convert_to_float8_training(
         The model; a new object only if ``module`` itself is a converted linear layer.
 
     Raises:
-        GuardError: ``module`` is no module, ``config`` no configuration; a layer to convert has a parametrization, as
-            :meth:`Float8Linear.from_float` says.
+        GuardError: ``module`` is no module, ``config`` no configuration; a layer to convert has a weight that is
+            computed, as :meth:`Float8Linear.from_float` says.
 
     Example:
         >>> from torch import nn

@@ -320,6 +320,17 @@ def test_elements_and_scales_may_come_in_a_state_dict_each(assign: bool) -> None
 
 
 @torch.no_grad()
+def test_hooks_of_a_converted_layer_still_run() -> None:
+    model = torch.nn.Sequential(linear())
+    handle = model[0].register_forward_hook(lambda module, args, out: 2 * out)
+    x, bare = normal(3, 96, dtype=torch.bfloat16), MXFP8Linear.from_linear(model[0])
+    convert_to_mxfp8(model)
+    assert torch.equal(model(x), 2 * bare(x))
+    handle.remove()
+    assert torch.equal(model(x), bare(x))
+
+
+@torch.no_grad()
 def test_weights_made_without_values_change_only_their_dtype() -> None:
     q, scale = torch.empty(8, 64, dtype=torch.float8_e4m3fn, device="meta"), torch.empty(8, 2, device="meta")
     made = MXFP8Linear.from_quantized(q, scale.to(torch.uint8))

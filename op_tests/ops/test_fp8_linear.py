@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hipforge
 from hipforge.errors import ConfigError, GuardError
+from hipforge.nn import convert_to_fp8, convert_to_mxfp8
 from hipforge.ops import fp8_linear as fp8
 from hipforge.ops.core import fp8 as core_fp8
 
@@ -414,6 +415,17 @@ def test_a_parametrized_layer_is_refused_with_the_way_out():
     with pytest.raises(GuardError, match=r"computes its weight by a parametrization; .*module_filter_fn"):
         fp8.convert_to_float8_training(model)
     assert fp8.convert_to_float8_training(model, module_filter_fn=lambda layer, name: False) is model
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("convert", [fp8.convert_to_float8_training, convert_to_mxfp8, convert_to_fp8])
+def test_a_weight_that_a_hook_computes_is_refused_until_it_is_a_parameter(convert):
+    """Between two calls such a layer holds the weight of the first one, whatever was loaded since."""
+    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(128, 128)))
+    with pytest.raises(GuardError, match=r"computes its weight in a forward pre-hook.*remove_weight_norm"):
+        convert(model)
+    torch.nn.utils.remove_weight_norm(model[0])
+    assert type(convert(model)[0]) is not nn.Linear
 
 
 @pytest.mark.parametrize("of", ["x", "weight"])

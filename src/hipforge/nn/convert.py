@@ -14,14 +14,15 @@ from hipforge.nn.fp8_linear import LAYOUTS, FP8Linear
 from hipforge.nn.linear import MXFP8Linear, QuantizedLinear
 from hipforge.ops.core.checks import as_text, require_choice
 from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.fp8_linear import require_linear, take_hooks
 
 
 def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> torch.nn.Module:
     """Replace every ``torch.nn.Linear`` of a model by an :class:`~hipforge.nn.MXFP8Linear`, in place.
 
-    A layer that two places of the model share becomes one that they share. Weights that a linear layer shares with
-    something else (an embedding) are quantised for the layer alone. Parameters that are no ``Linear``, such as stacked
-    experts, stay: see :class:`~hipforge.nn.MXFP8MoE`.
+    A layer that two places of the model share becomes one that they share; hooks move along. Weights that a linear
+    layer shares with something else (an embedding) are quantised for the layer alone. Parameters that are no
+    ``Linear``, such as stacked experts, stay: see :class:`~hipforge.nn.MXFP8MoE`.
 
     Args:
         model: on the device where its kernels run; a model that is a ``Linear`` itself is returned converted.
@@ -32,8 +33,8 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         The model.
 
     Raises:
-        GuardError: no module; a layer whose in_features is not a multiple of 32, by name; a pattern that matches
-            no layer.
+        GuardError: no module; a layer whose in_features is not a multiple of 32 or whose weight a hook computes, by
+            name; a pattern that matches no layer.
 
     Example:
         >>> import torch
@@ -59,8 +60,8 @@ def convert_to_fp8(model: torch.nn.Module, skip: str | Iterable[str] = (), scale
         The model.
 
     Raises:
-        GuardError: no module; other scales; with ``shared_e8m0`` a layer whose in_features is not a multiple of 32, by
-            name; a pattern that matches no layer.
+        GuardError: no module; other scales; a layer whose weight a hook computes, or, with ``shared_e8m0``, whose
+            in_features is not a multiple of 32, by name; a pattern that matches no layer.
 
     Example:
         >>> import torch
@@ -101,10 +102,12 @@ def _converted(
                 f"{name or 'the model'} has in_features={part.in_features}, which is not a multiple of {BLOCK} (one "
                 f"e8m0 scale per {BLOCK} weights); name it in skip to leave it as it is"
             )
+        require_linear(name or "the model", part)
     made: dict[torch.nn.Linear, QuantizedLinear] = {}
     for name, part in wanted.items():
         if part not in made:
-            made[part] = make(part).train(part.training)
+            made[part] = make(part)
+            take_hooks(made[part], part)
         if not name:
             return made[part]
         model.set_submodule(name, made[part])

@@ -12,6 +12,7 @@ from hipforge.ops.core.formats import BLOCK, HALVES
 from hipforge.ops.core.formats import FP8_BLOCK as STEP
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_gemm import fp8_linear
+from hipforge.ops.fp8_linear import require_linear
 from hipforge.ops.fp8_quant import QUANTISERS
 from hipforge.ops.reference.fp8 import Scales, quantize_fp8_weights, weight_scales_of
 
@@ -99,10 +100,10 @@ class FP8Linear(QuantizedLinear):
         """Quantise a linear layer's weight, on its device, with scales in one of the layouts but ``tensor``.
 
         Raises:
-            GuardError: no linear layer, its weight not float32, float16 or bfloat16, or a layout that is not taken.
+            GuardError: no linear layer, its weight not float32, float16 or bfloat16, or computed by a hook
+                (``weight_norm``), or a layout that is not taken.
         """
-        if not isinstance(linear, torch.nn.Linear):
-            raise GuardError(f"linear must be a torch.nn.Linear; got {type(linear).__name__}")
+        require_linear("linear", linear)
         require_choice("scales", scales, LAYOUTS[1:])
         require_real("weight", linear.weight)
         scale_like(scales, *linear.weight.shape)

@@ -11,6 +11,7 @@ from hipforge.nn.payload import Pair, Quantized, accepted, bias_of, input_rows, 
 from hipforge.ops.core.checks import require_int, require_rank
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.fp8_linear import require_linear
 from hipforge.ops.mx_quantize import mxfp8_quantize
 from hipforge.ops.mxfp8_gemm import mxfp8_linear
 
@@ -141,10 +142,9 @@ class MXFP8Linear(QuantizedLinear):
 
         Raises:
             GuardError: no linear layer; its in_features is not a multiple of 32, or its weight not float32, float16 or
-                bfloat16.
+                bfloat16, or computed by a hook (``weight_norm``).
         """
-        if not isinstance(linear, torch.nn.Linear):
-            raise GuardError(f"linear must be a torch.nn.Linear; got {type(linear).__name__}")
+        require_linear("linear", linear)
         layer = cls.from_quantized(*quantized(linear.weight), linear.bias)
         if linear.weight.dtype == torch.float16:
             layer.out_dtype = torch.float16
