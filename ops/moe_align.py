@@ -6,10 +6,14 @@ Slot t of T · top_k is entry t of the flattened ``topk_ids``: token t // top_k 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
+from hipforge import devices
+from hipforge.jit import registry
+from hipforge.jit.call import torch_library
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
@@ -23,6 +27,8 @@ from hipforge.ops.triton.launch import unavailable
 PUBLIC = ("moe_align_block_size",)
 
 MAX_EXPERTS = 1024  # whose counters fit the LDS of either architecture
+FEW = "moe_align_few"  # the kernel for the slots of a decode step
+MOST_FEW, MOST_OF_FEW = 256, 1024  # slots, and entries of a tile, that it takes
 
 
 class SortedSlots(NamedTuple):
@@ -53,17 +59,74 @@ def moe_align_block_size_out(
     """Write the first three as :func:`moe_align_block_size` says."""
 
 
+@compile_ops("module_moe_align_few", mutates=("sorted_ids", "expert_ids", "padded"))
+def moe_align_few_out(
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    padded: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    block_m: int,
+    experts: int,
+) -> None:
+    """Write the same for at most MOST_FEW slots and a ``block_m`` that is a multiple of 4, at most MOST_OF_FEW."""
+
+
+def _launch(
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    padded: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    block_m: int,
+    experts: int,
+    programmatic: bool,
+) -> None:
+    """Launch the kernel for a call whose number of slots is known now."""
+    given = sorted_ids, expert_ids, padded, topk_ids, expert_map, block_m, experts
+    if _is_for_few(topk_ids.numel(), block_m, topk_ids.device):
+        moe_align_few_out(*given)
+    else:
+        moe_align_block_size_out(*given, programmatic)
+
+
+# While torch traces: one graph serves every number of slots.
+_traced_launch = torch_library.define(
+    "moe_align_launch",
+    "(Tensor(a!) sorted_ids, Tensor(b!) expert_ids, Tensor(c!) padded, Tensor topk_ids, Tensor? expert_map, "
+    "int block_m, int experts, bool programmatic) -> ()",
+    _launch,
+    lambda *_: None,
+)
+
+
+def _is_for_few(slots: int, block_m: int, device: torch.device) -> bool:
+    """Return whether the kernel for the slots of a decode step takes a call that a kernel takes."""
+    fits = slots <= MOST_FEW and block_m % 4 == 0 and block_m <= MOST_OF_FEW
+    return fits and devices.current().arch_of(device.index or 0) in registry.module("module_moe_align_few").archs
+
+
+def _is_tracing() -> bool:
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def _plan(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> Decision:
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
     require_int("block_m", block_m, 1)
     require_int("num_experts", num_experts, 0)
-    aligned_sizes(math.prod(topk_ids.shape), block_m, num_experts)
+    slots = math.prod(topk_ids.shape)
+    aligned_sizes(slots, block_m, num_experts)
     per_expert, why = (num_experts,), "one entry per expert of all ranks"
     require_operand("expert_map", expert_map, (torch.int32, torch.int64), per_expert, why, topk_ids.device)
-    taken = 1 <= num_experts <= MAX_EXPERTS
-    refusal = None if taken else f"the kernel takes 1 to {MAX_EXPERTS} experts; got {num_experts}"
-    return plan_kernel("moe_align_block_size", topk_ids.device, refusal, unavailable(topk_ids.device) or refusal)
+    countable = 1 <= num_experts <= MAX_EXPERTS
+    refusal = None if countable else f"the kernel takes 1 to {MAX_EXPERTS} experts; got {num_experts}"
+    decision = plan_kernel("moe_align_block_size", topk_ids.device, refusal, unavailable(topk_ids.device) or refusal)
+    taken = decision.accepted
+    if taken is None or taken.path != "kernel" or _is_tracing():
+        return decision
+    few = _is_for_few(slots, block_m, topk_ids.device)
+    return replace(decision, accepted=replace(taken, kernel=FEW)) if few else decision
 
 
 def _key(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> object:
@@ -117,10 +180,14 @@ def moe_align_block_size(
         for tensor, size in zip(out, sizes, strict=True):
             require_out(tensor, (size,), torch.int32, topk_ids.device)
     if taken.path == "kernel":
-        moe_align_block_size_out(
-            *out, packed(topk_ids, *out), None if expert_map is None else packed(expert_map, *out), block_m,
-            num_experts, programmatic.active(),
-        )  # fmt: skip
+        mapped = None if expert_map is None else packed(expert_map, *out)
+        given = *out, packed(topk_ids, *out), mapped, block_m, num_experts
+        if _is_tracing():
+            _traced_launch(*given, programmatic.active())
+        elif taken.kernel == FEW:
+            moe_align_few_out(*given)
+        else:
+            moe_align_block_size_out(*given, programmatic.active())
     elif taken.path == "triton":
         from hipforge.ops.triton import routing as fallback
 

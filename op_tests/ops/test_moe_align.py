@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
+from hipforge.jit import registry
 from hipforge.ops import reference
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 
@@ -47,9 +48,34 @@ def test_slots_are_those_written_out_one_by_one(tokens, top_k, experts, block_m,
 
 
 @pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "block_m", "kernel"),
+    [
+        (1, 8, 256, 64, "moe_align_few"),
+        (16, 9, 257, 64, "moe_align_few"),
+        (256, 1, 1024, 1024, "moe_align_few"),
+        (32, 8, 513, 4, "moe_align_few"),
+        (32, 8, 3, 12, "moe_align_few"),
+        (257, 1, 3, 64, "moe_align_block_size"),
+        (16, 9, 257, 6, "moe_align_block_size"),
+        (16, 9, 257, 1028, "moe_align_block_size"),
+    ],
+)
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_slots_of_a_decode_step_have_a_kernel_of_their_own(tokens, top_k, experts, block_m, kernel, wide):
+    ids = random_ids(tokens, top_k, 0, experts, dtype=torch.int64 if wide else torch.int32)
+    if hipforge.devices.current().arch_of() not in registry.module("module_moe_align_few").archs:
+        kernel = "moe_align_block_size"
+    assert hipforge.explain("moe_align_block_size", ids, block_m, experts).kernel == kernel
+    check(ids, block_m, experts)
+    expert_map = torch.arange(experts, 0, -1, dtype=ids.dtype)
+    plain, mapped = (moe_align_block_size(ids, block_m, experts, given) for given in (None, expert_map))
+    named = torch.where(plain.expert_ids < 0, -1, experts - plain.expert_ids)
+    assert torch.equal(mapped.expert_ids, named) and torch.equal(mapped[0], plain[0])
+
+
+@pytest.mark.parametrize(
     ("tokens", "top_k", "experts", "block_m"),
     [
-        (1, 8, 256, 64),
         (64, 8, 256, 64),
         (600, 9, 257, 64),
         (1100, 8, 128, 16),
@@ -101,8 +127,9 @@ def test_strided_ids_and_more_experts_than_the_kernel_counts():
     check(wide[:0], 4, 0)
 
 
-def test_one_launch_whose_bytes_are_the_ids_and_each_entry_once():
-    ids = random_ids(64, 8, 0, 128)
+@pytest.mark.parametrize("tokens", [4, 32, 64])
+def test_one_launch_whose_bytes_are_the_ids_and_each_entry_once(tokens):
+    ids = random_ids(tokens, 8, 0, 128)
     with emulator.counters() as counted:
         got = moe_align_block_size(ids, 64, 128)
     assert counted.launches == 1 and counted.scratch_bytes == 0
@@ -114,6 +141,7 @@ def test_one_launch_whose_bytes_are_the_ids_and_each_entry_once():
 def test_the_order_of_slots_depends_on_no_wave(order):
     with emulator.options(checks="all", wave_order=order, check_global_races=True):
         check(random_ids(1500, 4, -1, 30), 16, 29)
+        check(random_ids(50, 4, -1, 30), 16, 29)
 
 
 def test_refusals_name_argument_value_and_rule():
@@ -143,8 +171,13 @@ def test_refusals_name_argument_value_and_rule():
 
 
 def test_torch_compile_gives_the_same():
-    ids = random_ids(4, 2, 0, 6)
     torch._dynamo.reset()
-    got = torch.compile(lambda x: tuple(moe_align_block_size(x, 4, 6)), backend="aot_eager", fullgraph=True)(ids)
-    for one, other in zip(got, moe_align_block_size(ids, 4, 6), strict=True):
-        assert torch.equal(one, other)
+    traced = torch.compile(
+        lambda x: tuple(moe_align_block_size(x, 4, 6)), backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    for tokens in (4, 128, 129, 300):  # one graph, of two kernels on AMD's GPUs
+        ids = random_ids(tokens, 2, 0, 6)
+        with torch._dynamo.config.patch(error_on_recompile=tokens > 4):
+            got = traced(ids)
+        for one, other in zip(got, reference.moe_align_block_size(ids, 4, 6), strict=True):
+            assert torch.equal(one, other)
