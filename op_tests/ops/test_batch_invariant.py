@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import hipforge
+from hipforge.errors import GuardError
 from hipforge.integrations import serving
-from hipforge.ops.core import invariance
+from hipforge.ops.core import dispatch, family, invariance
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_gemm.family import GEMM
@@ -215,6 +216,39 @@ def test_explain_and_the_state_of_the_process() -> None:
             assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == before
         assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == invariance.REASON
     assert hipforge.explain(hipforge.mxfp8_linear, *operands).reason == before
+
+
+def test_of_blocks_that_overlap_the_last_entered_decides_until_it_is_over() -> None:
+    """As those of two threads do: each was restored to what it had found, and the mode stayed on for ever."""
+    before = invariance.STATE.on
+    first, second = hipforge.batch_invariant(), hipforge.batch_invariant()
+    first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    assert invariance.STATE.on
+    second.__exit__(None, None, None)
+    assert invariance.STATE.on is before
+    with pytest.raises(GuardError, match="enabled must be True or False; got 'yes'"), hipforge.batch_invariant("yes"):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_decision_begun_before_the_mode_was_turned_on_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, mode, find_row = dense(130, 2048), hipforge.batch_invariant(), family.find_row
+
+    def entering(*args: object) -> object:  # another thread, meanwhile
+        monkeypatch.setattr(family, "find_row", find_row)
+        mode.__enter__()
+        return find_row(*args)  # type: ignore[arg-type]
+
+    usual = call(130)
+    dispatch.clear_decisions()
+    monkeypatch.setattr(family, "find_row", entering)
+    assert torch.equal(call(130), usual)
+    try:
+        whole = call(130)
+        assert all(torch.equal(call(rows), whole[:rows]) for rows in FEW)
+    finally:
+        mode.__exit__(None, None, None)
+    assert not torch.equal(usual, whole), "without the mode nothing differs, so this shows nothing"
 
 
 def test_a_servers_own_switch_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

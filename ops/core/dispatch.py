@@ -205,8 +205,18 @@ def on_clear(hook: Callable[[], None]) -> None:
     _clear_hooks.append(hook)
 
 
+_clearings = 0
+
+
+def clearings() -> int:
+    """Return how often :func:`clear_decisions` has begun: a decision begun before the last of them may be outdated."""
+    return _clearings
+
+
 def clear_decisions() -> None:
     """Forget every cached decision, so that changed tables or settings take effect in this process."""
+    global _clearings
+    _clearings += 1
     for hook in _clear_hooks:
         hook()
 

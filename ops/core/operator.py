@@ -99,6 +99,7 @@ def operator(
             return plan(**{each: given[each] for each in planned})
 
         def decide(at: object, *args: Any, **kwargs: Any) -> Accepted | None:
+            clearings = dispatch.clearings()
             given = bound(name, signature, args, kwargs)
             require_readable_numbers(name, given, numbers)
             accepted = checked.get(at) or plan(**{each: given[each] for each in planned}).accepted
@@ -117,6 +118,8 @@ def operator(
                 if len(decisions) >= dispatch.MAX_DECISIONS:
                     decisions.clear()
                 decisions[at] = accepted
+                if dispatch.clearings() != clearings:  # another thread changed meanwhile what this was decided by
+                    decisions.pop(at, None)
             return accepted
 
         def first(accepted: Accepted | None, *args: Any, **kwargs: Any) -> Any:
