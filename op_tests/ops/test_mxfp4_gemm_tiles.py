@@ -1,4 +1,8 @@
-"""What both kernels of the MXFP4 GEMM hold to in both layouts; rows of the table, and which shapes get tiles."""
+"""What both kernels of the MXFP4 GEMM hold to in both layouts; rows of the table, and which shapes get tiles.
+
+Every instance runs under all checks, with its own scales, elements and neighbours. Extents, parts of K and turns are of
+the source that all instances share: ``few`` has one instance for each path through it.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +44,13 @@ LOOP_INSTRUCTIONS = {
 
 Instance = int | tuple[int, int]  # a tile by its number, or how many sub-tiles of 16 a wave has along m and n
 WAVE_INSTANCES = tuple((m_sub, n_sub) for m_sub in SUB_TILES for n_sub in SUB_TILES)
+INSTANCES = (*TILE_NUMBERS, *WAVE_INSTANCES)
+# Two stages in LDS and eight waves, three, four, and two waves; rings of four steps and of two, and the most registers.
+FEW: tuple[Instance, ...] = (256256, 128192, SMALL, 32064, (1, 1), (2, 4), (4, 4))
+ORDERS = ("forward", "reverse", "random")
 full = pytest.mark.full
-instances = pytest.mark.parametrize("tile", (*TILE_NUMBERS, *WAVE_INSTANCES), ids=str)
+instances = pytest.mark.parametrize("tile", INSTANCES, ids=str)
+few = pytest.mark.parametrize("tile", FEW, ids=str)
 
 
 def extent(tile: Instance) -> tuple[int, int]:
@@ -61,36 +70,34 @@ def run(case: Operands, tile: Instance = SMALL, k_splits: int = 1, shuffled: boo
     return out
 
 
-@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
 @pytest.mark.parametrize("shuffled", (False, True))
 @instances
-def test_every_tile_is_exact_under_all_checks(tile: Instance, shuffled: bool, order: str) -> None:
+def test_every_instance_is_exact_under_all_checks(tile: Instance, shuffled: bool) -> None:
     rows, columns = extent(tile)
-    # Two and a bit tiles each way; 10 steps are two loads of scales, the second of them partial, as the last step is.
+    # Two and a bit tiles down, one along; 10 steps are two loads of scales, the second partial, as the last step is.
     case = random_codes(2 * rows + 7, columns + 16, 9 * 256 + 64)
-    with emulator.options(checks="all", wave_order=order):
+    with emulator.options(checks="all", wave_order=ORDERS[(INSTANCES.index(tile) + shuffled) % len(ORDERS)]):
         assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
 
 
-@pytest.mark.parametrize("k", (4096, 4096 + 192))
-@pytest.mark.parametrize("shuffled", (False, True))
-@instances
+@pytest.mark.parametrize(("shuffled", "k"), ((False, 4096 + 192), (True, 4096)))
+@few
 def test_turns_of_one_instruction_change_nothing(tile: Instance, shuffled: bool, k: int) -> None:
     case = random_codes(33, 80, k)
     with emulator.options(checks="all", quantum=1):
         assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
 
 
-@instances
 @pytest.mark.parametrize(  # 2880: gpt-oss
     "k", (32, 64, 96, 128, 160, 192, 224, 256, 288, 384, 512, 960, 1024, 2048, 2080, 2304, 2880, 4224)
 )
-def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: Instance) -> None:
+def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int) -> None:
     case = random_codes(35, 48, k)
     want = oracle(case)
-    assert_bits(run(case, tile), want)
-    if k % 64 == 0:
-        assert_bits(run(case, tile, shuffled=True), want)
+    for tile in FEW:
+        assert_bits(run(case, tile), want)
+        if k % 64 == 0:
+            assert_bits(run(case, tile, shuffled=True), want)
 
 
 # Each number of splits and each kind of tail by default, not each with each.
@@ -103,18 +110,24 @@ def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int, tile: Instance)
     ],
 )
 @pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("tile", [*TILE_NUMBERS, *(one for one in WAVE_INSTANCES if one != (4, 4))], ids=str)
-def test_uneven_splits_are_exact(tile: Instance, shuffled: bool, k_splits: int, k: int) -> None:
+def test_uneven_splits_are_exact(shuffled: bool, k_splits: int, k: int) -> None:
     case = random_codes(70, 48, k)
+    want = oracle(case)
     with emulator.options(checks="all"):
-        assert_bits(run(case, tile, k_splits, shuffled), oracle(case))
+        for tile in FEW[:-1]:  # (4, 4) takes four parts at most
+            assert_bits(run(case, tile, k_splits, shuffled), want)
+
+
+# Of a wave's tiles each count: rows past M and columns past N begin in any of them.
+EDGES: tuple[Instance, ...] = (SMALL, (1, 1), (2, 4), (4, 2))
 
 
 @pytest.mark.parametrize("m", (1, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200))
 def test_every_m_is_exact(m: int) -> None:
     case = random_codes(m, 80, 512)
-    for tile in (SMALL, *WAVE_INSTANCES):
-        assert_bits(run(case, tile), oracle(case))
+    want = oracle(case)
+    for tile in EDGES:
+        assert_bits(run(case, tile), want)
 
 
 @pytest.mark.parametrize("k_splits", (1, 2))
@@ -122,15 +135,17 @@ def test_every_m_is_exact(m: int) -> None:
 def test_every_n_is_exact(n: int, k_splits: int) -> None:
     # Whether n is a multiple of 4 or 8 decides how outputs are stored.
     case = random_codes(70, n, 512)
-    for tile in (SMALL, *WAVE_INSTANCES):
-        assert_bits(run(case, tile, k_splits), oracle(case))
+    want = oracle(case)
+    for tile in EDGES:
+        assert_bits(run(case, tile, k_splits), want)
 
 
 @pytest.mark.parametrize("n", (16, 32, 48, 80, 112, 240, 256, 272))
 def test_every_shuffled_n_is_exact(n: int) -> None:
     case = random_codes(35, n, 576)
-    for tile in (SMALL, 192256, *WAVE_INSTANCES):
-        assert_bits(run(case, tile, shuffled=True), oracle(case))
+    want = oracle(case)
+    for tile in (192256, *EDGES):
+        assert_bits(run(case, tile, shuffled=True), want)
 
 
 @pytest.mark.parametrize("shuffled", (False, True))
@@ -151,12 +166,11 @@ def test_each_row_and_block_uses_its_own_scale(tile: Instance, shuffled: bool) -
     assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
 
 
-@pytest.mark.parametrize("k", (256, 320))
 @pytest.mark.parametrize("shuffled", (False, True))
 @instances
-def test_each_element_meets_its_own_counterpart(tile: Instance, shuffled: bool, k: int) -> None:
-    # Row m of X selects element m of W's rows, whose codes are all different within 13.
-    n = extent(tile)[1]
+def test_each_element_meets_its_own_counterpart(tile: Instance, shuffled: bool) -> None:
+    # Row m of X selects element m of W's rows, whose codes are all different within 13; a whole step and a partial one.
+    n, k = extent(tile)[1], 320
     codes = (torch.arange(n)[:, None] * 5 + torch.arange(k) * 7) % 13
     eye = torch.zeros(k, k, dtype=torch.int64)
     eye[torch.arange(k), torch.arange(k)] = CODE_OF_ONE
@@ -192,10 +206,10 @@ def test_extreme_scales_that_cancel_lose_nothing(byte: int) -> None:
 
 
 @pytest.mark.parametrize("k", (32, 96, 128, 384, 544, 2176))
-@instances
-def test_neighbouring_bytes_never_take_part(tile: Instance, k: int) -> None:
+def test_neighbouring_bytes_never_take_part(k: int) -> None:
     surrounded, want = among_nans(random_codes(70, 66, k))
-    assert_bits(run(surrounded, tile), want)
+    for tile in INSTANCES:
+        assert_bits(run(surrounded, tile), want)
 
 
 @pytest.mark.parametrize("n", (24, 25))
@@ -230,7 +244,7 @@ def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> 
     case.xs.copy_(torch.randint(90, 160, case.xs.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
     first = run(case, SMALL, k_splits)
     waves = run(case, (2, 2), k_splits)
-    for order in ("forward", "reverse", "random"):
+    for order in ORDERS:
         with emulator.options(checks="all", wave_order=order):
             again, other = run(case, SMALL, k_splits), run(case, (2, 2), k_splits)
         assert torch.equal(again.view(torch.int16), first.view(torch.int16))
