@@ -186,23 +186,24 @@ def assert_writes_only(run: Callable[[torch.Tensor], None], case: Operands, star
     assert (buffer[:start] == -123).all() and (buffer[start + m * n :] == -123).all()
 
 
-def refusal_on_gfx942(stub: str, arguments: str, **environment: str) -> str:
-    """Call a stub in its own process, whose device is a gfx942, and return the ArchError's message."""
+def refusals_on_gfx942(calls: dict[str, tuple[object, ...]], **environment: str) -> list[str]:
+    """Call stubs, each with its last arguments, in a process whose device is a gfx942; return the ArchErrors."""
     program = f"""
 import torch
 from hipforge import emulator
 from hipforge.errors import ArchError
 from hipforge.ops import smallm_gemm_mxfp8 as ops
 zeros = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
+operands = zeros(2, 64), zeros(2, 2), zeros(8, 64), zeros(8, 2)
 with emulator.options(arch="gfx942"):
-    try:
-        operands = zeros(2, 64), zeros(2, 2), zeros(8, 64), zeros(8, 2)
-        ops.{stub}(torch.zeros(2, 8, dtype=torch.bfloat16), *operands, {arguments})
-    except ArchError as error:
-        print(error)
+    for stub, arguments in {calls!r}.items():
+        try:
+            getattr(ops, stub)(torch.zeros(2, 8, dtype=torch.bfloat16), *operands, *arguments)
+        except ArchError as error:
+            print(" ".join(str(error).split()))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.splitlines()

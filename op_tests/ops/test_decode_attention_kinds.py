@@ -30,8 +30,10 @@ BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128, 192, 256)
 
 
-@pytest.mark.parametrize(("mq", "split_k"), [(1, 1), (4, 3)])
-@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+# float16 with one token and one split: the exact results of a dominant key below.
+@pytest.mark.parametrize(
+    ("dtype", "mq", "split_k"), [(BF16, 1, 1), (BF16, 4, 3), (F16, 4, 3)], ids=["bf16-1-1", "bf16-4-3", "f16-4-3"]
+)
 @pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_head_dimensions_dtypes_and_splits(kind, d, dtype, mq, split_k):
@@ -78,13 +80,14 @@ def test_heads_and_tokens_folded_into_rows(kind, mq, group):
 @pytest.mark.parametrize("page_size", [16, 48, 64, 256])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pages_in_any_order_give_the_bits_of_the_dense_cache(kind, page_size):
-    for d, mq, group, causal in ((128, 2, 2, True), (64, 3, 17, False)):
-        q, cache = case(kind, 4, mq, 2, group, d, 256, seed=page_size)
-        seqlens = lengths(256, page_size, min(page_size + 1, 256), page_size - 1)
-        got = cache.paged(page_size).attend(q, seqlens, causal=causal, split_k=3)
-        dense = cache.attend(q, seqlens, causal=causal, split_k=3)
-        assert torch.equal(got[0], dense[0]) and torch.equal(got[1], dense[1])
-        cache.check(q, seqlens, got, causal=causal)
+    # Two tokens of two heads in one tile, or three of 17 in several; each with two sizes of pages.
+    d, mq, group, causal = (128, 2, 2, True) if page_size in (16, 48) else (64, 3, 17, False)
+    q, cache = case(kind, 4, mq, 2, group, d, 256, seed=page_size)
+    seqlens = lengths(256, page_size, min(page_size + 1, 256), page_size - 1)
+    got = cache.paged(page_size).attend(q, seqlens, causal=causal, split_k=3)
+    dense = cache.attend(q, seqlens, causal=causal, split_k=3)
+    assert torch.equal(got[0], dense[0]) and torch.equal(got[1], dense[1])
+    cache.check(q, seqlens, got, causal=causal)
 
 
 def codes(*shape, seed):

@@ -362,7 +362,7 @@ def test_results_have_the_scales_that_are_asked_for(arch: str, path: str) -> Non
             got = grouped_swiglu_fp8(*operands, out_format=form, limit=7.0)
             assert bits(got) == bits(activated(of, product, limit=7.0))
             told = hipforge.explain(grouped_swiglu_fp8, *operands, out_format=form)
-            if path == "emulator":
+            if path == "kernel":
                 assert told.kernel == ("fp8_gate_up" if of == kind in FUSED_KINDS else "fp8_grouped_split")
 
 

@@ -1,7 +1,8 @@
 """What every kernel of the skinny fp8 GEMM holds to, on both architectures, in every way that differs in code.
 
-``every`` are all instances that are compiled and all ways to share k; ``few`` has one for each path. What is one
-kernel's own (its queue, counts, code, refusals, planted faults) is in the file named after it.
+``every`` are all instances that are compiled and all ways to share k; ``few`` has one for each path: of the kernel that
+splits k over waves, one tile and several, the last whole or in part, for each number of rows. What is one kernel's own
+(its queue, counts, code, refusals, planted faults) is in the file named after it.
 """
 
 from __future__ import annotations
@@ -99,12 +100,13 @@ _INSTANCES = tuple(
               *(Split(*shape, 4, s) for s in (2, 4, 8)))
     if wave_split.refusal(c, 1 << 20) is None
 )  # fmt: skip
+_FEW_SHAPES = ((8, 8), (8, 24), (16, 16), (16, 24), (16, 64), (32, 8), (32, 32), (32, 64))
 _QUEUES = tuple(c for tile in TILES for c in (tiled(*tile), replace(tiled(*tile), split_k=2)))
 _FEW_QUEUES = tuple(tiled(*next(tile for tile in TILES if tile[0] == op_m)) for op_m in OP_M)
 _OF_QUEUE = {"tile": lambda c: (c.tile_m, c.tile_n), "parts": lambda c, k: c.blocks(k)}
 SUBJECTS = (
     Subject(
-        "wave_split", _INSTANCES, tuple(Split(*shape, waves=2) for shape in WAVE_SPLIT_SHAPES), _wave_split,
+        "wave_split", _INSTANCES, tuple(Split(*shape, waves=2) for shape in _FEW_SHAPES), _wave_split,
         lambda c: (c.rows, c.columns), lambda c, k: wave_split.steps(k),
     ),
     Subject("queue", _QUEUES, (*_FEW_QUEUES, tiled(8, 3, 2, 4), tiled(8, 2, 5, 8)), _queue(), **_OF_QUEUE),
@@ -124,10 +126,11 @@ def instances(which: str, subjects: tuple[Subject, ...] = SUBJECTS) -> pytest.Ma
 @instances("every")
 def test_every_instance_is_exact_and_reads_what_it_needs_once(subject: Subject, c: Any) -> None:
     # 17 steps, the last partial: each wave has other steps than its neighbour. A tile and a bit down, two along; less
-    # than a row, a column and a block of the queue's k; one less.
-    rows, columns = subject.tile(c)
-    shapes = [(rows + 5, 2 * columns + 5, 16 * 128 + 32)] * 3 + [(1, 1, 32), (rows - 1, columns - 1, 352)]
-    for order, (m, n, k) in zip((*ORDERS, "reverse", "random"), shapes, strict=True):
+    # than a row, a column and a block of the queue's k; one less. Each shape in one order, over instances in all.
+    (rows, columns), first = subject.tile(c), subject.every.index(c)
+    shapes = ((rows + 5, 2 * columns + 5, 16 * 128 + 32), (1, 1, 32), (rows - 1, columns - 1, 352))
+    for number, (m, n, k) in enumerate(shapes, first):
+        order = ORDERS[number % len(ORDERS)]
         fitting = replace(c, split_k=min(c.split_k, 1 << (subject.parts(c, k).bit_length() - 1)))
         a, b = subject.operands(m, n, k)
         with emulator.options(checks="all", wave_order=order), emulator.counters() as counted:
