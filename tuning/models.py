@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hipforge.errors import ConfigError
 from hipforge.jit.cache.files import read
@@ -47,6 +47,63 @@ class Weights:
 
     dense: tuple[tuple[int, int], ...]
     experts: Experts | None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A product of a layer's attention, [K] -> [N].
+
+    Attributes:
+        name: what it makes.
+        reads: what its rows are: ``hidden``, the queries' ``latent``, or what attention leaves, ``heads`` or, of a
+            product for each group of heads, ``groups``.
+        k: depth.
+        n: columns.
+        shared: what GPUs divide among them: ``n``, ``k``, ``count``, or ``""`` for a weight that each holds whole.
+        count: products of this size.
+    """
+
+    name: str
+    reads: Literal["hidden", "latent", "heads", "groups"]
+    k: int
+    n: int
+    shared: Literal["n", "k", "count", ""] = ""
+    count: int = 1
+
+    def on_one_of(self, tp: int) -> Projection:
+        """Return it on one of ``tp`` GPUs; raises ValueError where it cannot be divided."""
+        size = getattr(self, self.shared) if self.shared else tp
+        if tp < 1 or size % tp:
+            raise ValueError(f"--tp {tp} does not divide {size}")
+        part: dict[str, Any] = {self.shared: size // tp} if self.shared else {}
+        return replace(self, **part)
+
+
+def latent_projections(config: Mapping[str, Any]) -> tuple[Projection, ...]:
+    """Return the products of an attention whose queries and keys are made of latents, of one of the models of MLA.
+
+    The first makes the latents, that of the queries first. Keys and values are made of theirs inside the attention.
+    """
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["q_lora_rank"]
+    index = Projection("index queries", "latent", rank, config["index_n_heads"] * config["index_head_dim"])
+    if config["model_type"] == "glm_moe_dsa":
+        query = heads * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+        latent = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+        return (
+            Projection("latents", "hidden", hidden, rank + latent),
+            Projection("queries", "latent", rank, query, "n"),
+            Projection("o_proj", "heads", heads * config["v_head_dim"], hidden, "k"),
+            index,
+            Projection("index keys", "hidden", hidden, config["index_head_dim"]),
+        )
+    head, groups, inner = config["head_dim"], config["o_groups"], config["o_lora_rank"]
+    return (
+        Projection("latents", "hidden", hidden, rank + head),
+        Projection("queries", "latent", rank, heads * head, "n"),
+        index,
+        Projection("o_proj of a group of heads", "groups", heads // groups * head, inner, "count", groups),
+        Projection("o_proj", "heads", groups * inner, hidden, "k"),
+    )
 
 
 def weights_of(path: Path, tp: int = 1) -> Weights:
@@ -99,18 +156,10 @@ def _weights(config: Mapping[str, Any], tp: int) -> Weights:
     name, hidden = config["model_type"], config["hidden_size"]
     heads = config["num_attention_heads"]
     if name in MLA:
-        index = config["index_n_heads"] * config["index_head_dim"]
-    if name == "glm_moe_dsa":
-        rank, latent = config["q_lora_rank"], config["kv_lora_rank"] + config["qk_rope_head_dim"]
-        query = part(heads) * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-        dense = [(hidden, rank + latent), (rank, query), (part(heads) * config["v_head_dim"], hidden)]
-        dense += [(rank, index), (hidden, config["index_head_dim"])]
-    elif (
-        name == "deepseek_v41_text"
-    ):  # the first of its two output projections is one for each group of heads: no GEMM here
-        rank, head = config["q_lora_rank"], config["head_dim"]
-        dense = [(hidden, rank + head), (rank, part(heads) * head), (rank, index)]
-        dense += [(part(config["o_groups"]) * config["o_lora_rank"], hidden)]
+        own = [each.on_one_of(tp) for each in latent_projections(config)]
+        dense = [
+            (each.k, each.n) for each in own if each.reads != "groups"
+        ]  # no GEMM here: one for each group of heads
     else:
         head = config.get("head_dim") or hidden // heads
         kv = max(1, (config.get("num_key_value_heads") or heads) // tp)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from helpers import streaming
-from nn.test_time_model import DENSE, written
+from nn.test_time_model import DENSE, LATENTS, written
 from nn.test_time_model import modelled as time_model
 
 import hipforge.configs
@@ -103,8 +103,12 @@ def test_steps_are_those_of_time_model(monkeypatch: pytest.MonkeyPatch, tmp_path
     run("--configs", tmp_path, "--report", tmp_path / "out.json")
     report = json.loads((tmp_path / "out.json").read_text())
     (want,) = time_model(path, "--context", "48", "--tp", "2")
-    assert report["steps"] == [{"model": "config", "tp": 2, "batch": 1, "context": 48, "us": round(want["us"], 1)}]
-    assert f"| config | 2 | 1 | 48 | {want['us']:.0f} |" in bench.text(report)
+    (step,) = report["steps"]
+    assert step == {"model": "config", "tp": 2, "batch": 1, "context": 48, "us": round(want["us"], 1), "notes": []}
+    assert f"| config | 2 | 1 | 48 | {want['us']:.0f} |  |" in bench.text(report)
+    written(tmp_path, LATENTS)
+    run("--configs", tmp_path, "--page", tmp_path / "page.md")
+    assert re.search(r"\| config \| 2 \| 1 \| 48 \| \d+ \| without attention \|", (tmp_path / "page.md").read_text())
 
 
 def test_measured_times_go_into_the_rows_that_chose_the_kernels(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from nn.test_time_model import CONFIGS, DENSE, EXPERTS, written
+from nn.test_time_model import CONFIGS, DENSE, EXPERTS, LATENTS, written
 
 import hipforge
 from hipforge.cli import bench_model, decode_ops, decode_ranks, decode_step, decode_twin
@@ -267,6 +267,8 @@ def test_without_a_gpu_the_command_says_what_to_use(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["bench-model", str(written(tmp_path, DENSE))])
     assert done.exit_code == 1
     assert "measures on a GPU, and the device is emulator" in done.output and "hipforge time-model" in done.output
+    done = CliRunner().invoke(cli, ["bench-model", str(written(tmp_path, LATENTS))])
+    assert done.exit_code == 1 and "the attention of glm_moe_dsa models has no op here" in done.output
     done = CliRunner().invoke(cli, ["bench-model", "config.json", "--batch", "1,x"])
     assert done.exit_code == 2 and "expected positive numbers separated by commas" in done.output
 

@@ -15,6 +15,7 @@ from hipforge.cli import decode_ops, decode_step, decode_twin
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 from hipforge.nn import CacheStep, SparseBlocks
+from hipforge.tuning.models import weights_of
 
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 
@@ -109,6 +110,76 @@ def test_the_chosen_blocks_are_those_of_the_cache(tmp_path: Path) -> None:
     assert torch.equal(over.keywords["scale_out"].flatten(), want[1].flatten())
 
 
+LATENTS = {
+    "model_type": "glm_moe_dsa", "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "q_lora_rank": 128, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32,
+    "v_head_dim": 64, "index_n_heads": 2, "index_head_dim": 64, "intermediate_size": 384, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 128, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "vocab_size": 256,
+}  # fmt: skip
+GROUPS = {
+    **LATENTS, "model_type": "deepseek_v41_text", "head_dim": 64, "o_groups": 4, "o_lora_rank": 32, "swiglu_limit": 10.0
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "around"),
+    [
+        (LATENTS, {"latents": 3, "index keys": 3, "queries": 3, "index queries": 3, "o_proj": 3}),
+        (GROUPS, {"latents": 3, "queries": 3, "index queries": 3, "o_proj of a group of heads": 6, "quantise": 3,
+                  "o_proj": 3}),
+    ],
+)  # fmt: skip
+def test_a_model_whose_attention_has_no_op_is_modelled_without_it_when_asked(
+    tmp_path: Path, config: dict[str, Any], around: dict[str, int]
+) -> None:
+    path = written(tmp_path, config)
+    refused = CliRunner().invoke(cli, ["time-model", str(path), "--tp", "2"])
+    assert refused.exit_code == 1 and "--without-attention models the rest of a step and says so" in refused.output
+    done = CliRunner().invoke(
+        cli, ["time-model", str(path), "--tp", "2", "--batch", "2", "--without-attention", "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["notes"] == ["without attention"]
+    calls = {line["op"]: line["calls"] for line in found["modelled"][0]["lines"]}
+    assert calls == {
+        **around, "norm of the queries' latent + quantise": 3, "norm + quantise": 5, "gate_up": 1,
+        "swiglu + quantise": 1, "down": 1, "lm_head": 1,
+        **dict.fromkeys(("norm + quantise, copy", "router", "choice of experts", "sorted slots",
+                         "experts' gate_up, swiglu", "experts' down", "weighted sum"), 2),
+    }  # fmt: skip
+    assert all(line["launches"] == 1 for line in found["modelled"][0]["lines"])
+
+
+def test_projections_around_attention_have_the_sizes_that_tuners_take() -> None:
+    for name in ("glm_5", "deepseek_v4_1_flash"):
+        shape = decode_step.divided(decode_step.read(CONFIGS / f"{name}.json"), 8)
+        model = decode_ops.Model(replace(shape, layers=(0, 1)), decode_ops.Untouched())
+        sizes = [tuple(by.weight.shape[::-1]) for by in model.layers[0].around]
+        assert sizes == [(each.k, each.n) for each in shape.projections]
+        dense = weights_of(CONFIGS / f"{name}.json", 8).dense
+        assert {size for size, each in zip(sizes, shape.projections, strict=True) if each.reads != "groups"} <= set(
+            dense
+        )
+        ops = [op.name for op in decode_ops.chain(model, 1, 64).ops]
+        assert not any("attention" in op for op in ops)
+
+
+def test_what_has_attention_is_not_modelled_without_it(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["time-model", str(written(tmp_path, DENSE)), "--without-attention"])
+    assert done.exit_code == 1 and "is for models whose attention has no op here; qwen3's has one" in done.output
+
+
+def test_experts_are_divided_by_whole_blocks_as_servers_do() -> None:
+    shape = decode_step.read(CONFIGS / "gpt_oss_120b.json")
+    with pytest.raises(ConfigError, match="--tp 8 does not divide the experts' I, 2880"):
+        decode_step.divided(shape, 8)
+    part = decode_step.largest_part(shape, 8)
+    assert (part.expert_inner, part.notes) == (384, ("experts of 384 columns, not 360, in whole blocks of 32",))
+    assert decode_step.largest_part(shape, 2) == decode_step.divided(shape, 2)
+
+
 def test_the_shipped_configurations_divide_by_eight() -> None:
     m3 = decode_step.divided(decode_step.read(CONFIGS / "minimax_m3.json"), 8)
     assert m3.sparse == (60, 16, 128, 1)
@@ -120,12 +191,13 @@ def test_the_shipped_configurations_divide_by_eight() -> None:
 
 
 def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
-    known = "llama, qwen3, qwen3_moe, gpt_oss or minimax_m3_vl_text"
+    known = "llama, qwen3, qwen3_moe, gpt_oss, minimax_m3_vl_text, glm_moe_dsa or deepseek_v41_text"
     for config, message in (
         ({**DENSE, "model_type": "mamba"}, f"model_type must be {known}; got 'mamba'"),
         ({key: value for key, value in DENSE.items() if key != "vocab_size"}, "lacks the field 'vocab_size'"),
         ({**SPARSE, "layer_types": ["minimax_m3_sparse", *["full_attention"] * 2]}, "must come last in layer_types"),
         ({**SPARSE, "index_n_heads": 4}, "index queries must be as many and as wide as KV heads, 2 of 64; got 4 of 64"),
+        ({**LATENTS, "q_lora_rank": "x"}, "has a value that a glm_moe_dsa model cannot have"),
         ({**EXPERTS, "shared_intermediate_size": 64}, "a shared expert must be as wide as a routed one, 128; got 64"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -125,17 +125,24 @@ CELLS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A decode step of a model on one GPU of ``tp``, modelled; a GPU measures one with ``hipforge bench-model``."""
+    """A decode step of a model on one GPU of ``tp``, modelled; a GPU measures one with ``hipforge bench-model``.
+
+    ``notes``: what of the model the step does not have as it is, as ``hipforge time-model`` says it.
+    """
 
     model: str
     tp: int
     batch: int
     context: int
     us: float
+    notes: tuple[str, ...] = ()
 
 
 # A configuration's name in examples/configs, and the GPUs that share the model.
-MODELS = (("minimax_m3", 8), ("qwen3_235b_a22b", 8), ("llama_3_1_405b", 8), ("gpt_oss_120b", 2))
+MODELS = (
+    ("minimax_m3", 8), ("qwen3_235b_a22b", 8), ("llama_3_1_405b", 8), ("gpt_oss_120b", 2), ("gpt_oss_120b", 8),
+    ("glm_5", 8), ("deepseek_v4_1_flash", 8),
+)  # fmt: skip
 BATCH, CONTEXT = 1, 8192
 
 
@@ -260,8 +267,11 @@ def _part(called: Call, on_gpu: bool) -> Part:
 def _step(config: Path, name: str, tp: int) -> Step:
     from hipforge.cli import decode_ops, decode_step, time_model
 
-    model = decode_ops.Model(decode_step.divided(decode_step.read(config), tp), decode_ops.Untouched())
-    return Step(name, tp, BATCH, CONTEXT, round(time_model.model_step(model, BATCH, CONTEXT, {}).us, 1))
+    shape = decode_step.read(config)
+    shape = decode_step.largest_part(decode_step.without_attention(shape, bool(shape.projections)), tp)
+    model = decode_ops.Model(shape, decode_ops.Untouched())
+    us = time_model.model_step(model, BATCH, CONTEXT, {}).us
+    return Step(name, tp, BATCH, CONTEXT, round(us, 1), shape.notes)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -386,8 +396,9 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
         "", "## Decode steps", "",
         "One GPU of those that share the model, without communication, embedding and sampling, all weights in MX-FP8 "
         "(`hipforge time-model`). `hipforge bench` leaves them out on a GPU, where `hipforge bench-model` measures a "
-        "step. gpt-oss is on two GPUs: the 360 columns of an expert on one of eight are no whole blocks of 32.",
-        "", "| model | GPUs | batch | keys | µs |", "|---|---|---|---|---|",
-        *(f"| {step['model']} | {step['tp']} | {step['batch']} | {step['context']} | {step['us']:.0f} |"
-          for step in steps),
+        "step. A step without attention is not the time of the model: its attention, over latents that an index "
+        "chooses, has no op here, and nothing is counted for it.",
+        "", "| model | GPUs | batch | keys | µs | |", "|---|---|---|---|---|---|",
+        *(f"| {step['model']} | {step['tp']} | {step['batch']} | {step['context']} | {step['us']:.0f} | "
+          f"{'; '.join(step.get('notes', ()))} |" for step in steps),
     ]  # fmt: skip

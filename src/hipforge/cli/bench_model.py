@@ -305,6 +305,11 @@ def command(
     With --tp torchrun starts a process for each GPU, and the logits are held to those of one GPU.
     """
     shape = replace(decode_step.read(config), sparse=None)
+    if shape.projections:
+        raise ConfigError(
+            f"bench-model measures whole steps, and the attention of {shape.name} models has no op here; "
+            "hipforge time-model --without-attention models the rest on the emulator"
+        )
     device = devices.current()
     if not device.is_gpu:
         raise ConfigError(

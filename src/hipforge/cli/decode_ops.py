@@ -135,7 +135,9 @@ class Random:
 class Layer:
     """The parameters of a layer: ``router`` and 3-dimensional ``gate_up`` and ``down`` where it has experts.
 
-    A layer of sparse attention has ``index_norms``, of index queries and keys, whose rows are the last of ``qkv``.
+    A layer of sparse attention has ``index_norms``, of index queries and keys, whose rows are the last of ``qkv``. One
+    whose attention is left out has ``around``, the shape's projections, and the norm of the queries' latent; its
+    ``qkv`` makes the latents and its ``out`` reads what attention leaves.
     """
 
     input_norm: torch.Tensor
@@ -150,6 +152,8 @@ class Layer:
     gate_up: Linear
     down: Linear
     index_norms: Pair | None = None
+    around: tuple[Linear, ...] = ()
+    latent_norm: torch.Tensor | None = None
 
 
 class Model:
@@ -191,14 +195,18 @@ class Model:
         index_norms = None
         if sparse:
             index_norms = source.values(shape.head_dim, mean=mean), source.values(shape.head_dim, mean=mean)
+        around = tuple([linear(each.n, each.k) for each in shape.projections])
+        reading = {each.reads: by for each, by in reversed([*zip(shape.projections, around, strict=True)])}
         total, sigmoid = shape.experts + shape.shared, shape.scoring == "sigmoid"
         inner = (total, shape.expert_inner) if routed else (shape.inner,)
         router = torch.float32 if sigmoid else torch.bfloat16
         return Layer(
             input_norm=source.values(shape.hidden, mean=mean),
             post_norm=source.values(shape.hidden, mean=mean),
-            qkv=linear((heads + 2 * kv_heads + sparse * (kv_heads + 1)) * shape.head_dim, shape.hidden),
-            out=linear(shape.hidden, heads * shape.head_dim),
+            qkv=reading["hidden"]
+            if around
+            else linear((heads + 2 * kv_heads + sparse * (kv_heads + 1)) * shape.head_dim, shape.hidden),
+            out=reading["heads"] if around else linear(shape.hidden, heads * shape.head_dim),
             head_norms=(head_norm(), head_norm()),
             sinks=source.values(heads, mean=1.0, dtype=float32) if biases else None,
             router=source.values(shape.experts, shape.hidden, dtype=router) if routed else None,
@@ -207,6 +215,8 @@ class Model:
             gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, dtype=float32 if routed else torch.bfloat16),
             down=linear(*inner[:-1], shape.hidden, inner[-1], dtype=float32 if routed else torch.bfloat16),
             index_norms=index_norms,
+            around=around,
+            latent_norm=source.values(reading["latent"].weight.shape[1], mean=mean) if around else None,
         )
 
 
@@ -378,6 +388,33 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
             ),
         )  # fmt: skip
 
+    def around_attention(layer: Layer) -> None:
+        latents = new(batch, layer.qkv.weight.shape[0])
+        norm_weight: Any = layer.latent_norm
+        rank = norm_weight.numel()
+        queries, groups = mxfp8(batch, rank), None
+        # The norm takes rows that follow each other; those of the latents have the keys' behind them, and take as long.
+        of_queries = latents if batch == 1 else new(batch, rank)
+        by_reads = [(each, by) for reads in ("hidden", "latent", "groups", "heads") for each, by in
+                    zip(shape.projections, layer.around, strict=True) if each.reads == reads]  # fmt: skip
+        for number, (each, by) in enumerate(by_reads):
+            given = {"hidden": normed, "latent": queries}.get(each.reads) or mxfp8(batch, each.k)
+            if each.reads == "latent" and by_reads[number - 1][0].reads == "hidden":
+                op("norm of the queries' latent + quantise", "mall", partial(
+                    hipforge.rms_norm_mxfp8, of_queries[:, :rank], norm_weight, EPSILON, out=queries[0],
+                    scale_out=queries[1],
+                ))  # fmt: skip
+            if each.reads == "groups":
+                groups = new(batch, each.count * each.n)
+                for _ in range(each.count):
+                    product(each.name, given, by, new(batch, each.n))
+            elif each.reads == "heads":
+                if groups is not None:
+                    op("quantise", "mall", partial(hipforge.mxfp8_quantize, groups, out=given[0], scale_out=given[1]))
+                product(each.name, given, by, x_part)
+            else:
+                product(each.name, given, by, latents if number == 0 else new(batch, each.n))
+
     def over_blocks(at: int, index_q: torch.Tensor, options: dict[str, Any]) -> None:
         lists, size, all_keys = (step.block_tables, step.seqlens), chosen.block_size, cache.index
         assert all_keys is not None, "a model of sparse attention has a cache of index keys"
@@ -481,10 +518,14 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         parts.index = hipforge.moe_align_block_size(parts.ids, BLOCK_M, total)
     op("embedding", "torch", lambda: torch.index_select(model.embedding, 0, tokens, out=residual))
     for index, layer in enumerate(model.layers):
-        name, into = ("qkv", qkv) if layer.index_norms is None else ("qkv, index", indexed)
-        normed_product(name, layer.input_norm, layer.qkv, into, first=index == 0)
-        attention(index, layer)
-        product("o_proj", attended, layer.out, x_part)
+        if layer.around:
+            norm(layer.input_norm, first=index == 0)
+            around_attention(layer)
+        else:
+            name, into = ("qkv", qkv) if layer.index_norms is None else ("qkv, index", indexed)
+            normed_product(name, layer.input_norm, layer.qkv, into, first=index == 0)
+            attention(index, layer)
+            product("o_proj", attended, layer.out, x_part)
         whole()
         if layer.router is None:
             normed_product("gate_up", layer.post_norm, layer.gate_up, parts.gate_up)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hipforge.errors import ConfigError
 from hipforge.jit.cache.files import read as read_file
+from hipforge.tuning.models import MLA, Projection, latent_projections
 
 BLOCK = 32
 
@@ -53,6 +54,8 @@ class Shape:
             of their weights: gpt-oss.
         window: keys that a token sees in every other layer, or None.
         sparse: the layers whose tokens see blocks of keys that an index chooses, or None.
+        projections: the products around an attention that has no op here, on one GPU; empty where it has one.
+        notes: what of the model the shape does not have as it is.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Shape:
     biases: bool = False
     window: int | None = None
     sparse: Sparse | None = None
+    projections: tuple[Projection, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Shape:
@@ -146,7 +151,17 @@ def _shape(name: str, config: dict[str, Any]) -> Shape:
             top_k=int(config["num_experts_per_tok"]), shared=1, expert_inner=shared[1], scoring="sigmoid",
             limit=float(config["swiglu_limit"]), sparse=_sparse(config, plain),
         )  # fmt: skip
-    known = "llama, qwen3, qwen3_moe, gpt_oss or minimax_m3_vl_text"
+    if name in MLA:
+        dense, inner = int(config.get("first_k_dense_replace") or 0), int(config["moe_intermediate_size"])
+        limit = config.get("swiglu_limit")  # its alpha and beta, 1 and 0, take the same instructions
+        return replace(
+            plain, layers=(dense, layers - dense), heads=(heads, 1),
+            inner=int(config["intermediate_size"]) if dense else 0,
+            experts=int(config["n_routed_experts"]), top_k=int(config["num_experts_per_tok"]),
+            shared=int(config["n_shared_experts"]), expert_inner=inner, scoring="sigmoid",
+            limit=None if limit is None else float(limit), projections=latent_projections(config),
+        )  # fmt: skip
+    known = "llama, qwen3, qwen3_moe, gpt_oss, minimax_m3_vl_text, glm_moe_dsa or deepseek_v41_text"
     raise ConfigError(f"model_type must be {known}; got {name!r}")
 
 
@@ -167,6 +182,44 @@ def _sparse(config: dict[str, Any], plain: Shape) -> Sparse | None:
     return Sparse(count, *numbers)
 
 
+def without_attention(shape: Shape, asked: bool) -> Shape:
+    """Return a shape that says what is left out of it.
+
+    Args:
+        shape: of a model.
+        asked: whether attention that has no op here is to be left out.
+
+    Raises:
+        ConfigError: it is to be left out and has an op, or has none and is not to be left out.
+    """
+    if asked and not shape.projections:
+        raise ConfigError(f"--without-attention is for models whose attention has no op here; {shape.name}'s has one")
+    if not shape.projections:
+        return shape
+    if not asked:
+        raise ConfigError(
+            f"the attention of {shape.name} models, over latents that an index chooses, has no op here; "
+            "--without-attention models the rest of a step and says so"
+        )
+    return replace(shape, notes=(*shape.notes, "without attention"))
+
+
+def largest_part(shape: Shape, tp: int) -> Shape:
+    """Return the shape on that of ``tp`` GPUs which has most of it: experts are divided by whole scale blocks.
+
+    So servers divide experts of MXFP4 (vLLM, SGLang): 2,880 columns are 384 on each of seven GPUs and 192 on the last.
+
+    Raises:
+        ConfigError: anything else cannot be divided.
+    """
+    blocks, left = divmod(shape.expert_inner, BLOCK)
+    if left or tp < 1 or blocks % tp == 0:
+        return divided(shape, tp)
+    own = -(-blocks // tp) * BLOCK
+    note = f"experts of {own} columns, not {shape.expert_inner / tp:g}, in whole blocks of {BLOCK}"
+    return divided(replace(shape, expert_inner=own * tp, notes=(*shape.notes, note)), tp)
+
+
 def divided(shape: Shape, tp: int) -> Shape:
     """Return the shape on one of ``tp`` GPUs; KV heads that are fewer than GPUs are on several.
 
@@ -182,7 +235,11 @@ def divided(shape: Shape, tp: int) -> Shape:
     kv = shape.heads[1]
     if max(kv, tp) % min(kv, tp):
         raise ConfigError(f"--tp {tp} and the {kv} KV heads must divide each other")
+    try:
+        projections = (*(each.on_one_of(tp) for each in shape.projections),)
+    except ValueError as error:
+        raise ConfigError(f"{error}, of a {shape.name} model's attention") from None
     return replace(
         shape, heads=(shape.heads[0] // tp, max(1, kv // tp)), inner=shape.inner // tp,
-        expert_inner=shape.expert_inner // tp, vocabulary=shape.vocabulary // tp,
+        expert_inner=shape.expert_inner // tp, vocabulary=shape.vocabulary // tp, projections=projections,
     )  # fmt: skip

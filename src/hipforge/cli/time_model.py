@@ -80,6 +80,8 @@ def model_step(model: decode_ops.Model, batch: int, context: int, known: dict[An
 @click.option("--context", "contexts", type=click.IntRange(1, 1 << 24), multiple=True, default=(1024,),
               help="Keys of each sequence, the new token included; repeatable.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1, 1 << 10), default=1, help="GPUs that share the model (tensor parallel).")
+@click.option("--without-attention", is_flag=True,
+              help="Leave out attention, of a model whose attention has no op here.")  # fmt: skip
 @click.option("--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
 @click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write stacked bars (needs matplotlib).")
@@ -88,6 +90,7 @@ def command(
     batches: tuple[int, ...],
     contexts: tuple[int, ...],
     tp: int,
+    without_attention: bool,
     arch: str | None,
     as_json: bool,
     picture: Path | None,
@@ -95,11 +98,13 @@ def command(
     """Model a decode step of the model that CONFIG (its config.json) describes, on one GPU of --tp.
 
     Every op runs on the emulator at the model's own shape, and the model of time says how long it takes. Communication
-    between the GPUs is not in it.
+    between the GPUs is not in it. Where an expert's blocks of 32 columns cannot be divided evenly, the GPU is one that
+    has most of them.
     """
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
-    shape = decode_step.divided(decode_step.read(config), tp)
+    shape = decode_step.without_attention(decode_step.read(config), without_attention)
+    shape = decode_step.largest_part(shape, tp)
     device = devices.current()
     if device.kind != "emulator":
         raise ConfigError(f"time-model works on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
@@ -114,19 +119,20 @@ def command(
             with console.status(f"batch {batch}, context {context} ..."):
                 steps.append(model_step(model, batch, context, known))
             if not as_json:
-                _print(console, shape.name, tp, steps[-1])
+                _print(console, shape, tp, steps[-1])
     if as_json:
         rows = [{**asdict(step), "us": step.us} for step in steps]
-        click.echo(json.dumps({"model": shape.name, "tp": tp, "arch": device.arch_of(), "modelled": rows}, indent=1))
+        told = {"model": shape.name, "tp": tp, "arch": device.arch_of(), "notes": shape.notes, "modelled": rows}
+        click.echo(json.dumps(told, indent=1))
     if picture is not None:
-        plot(steps, f"{shape.name}, TP{tp}, {device.arch_of()}", picture)
+        plot(steps, ", ".join((shape.name, f"TP{tp}", device.arch_of(), *shape.notes)), picture)
 
 
-def _print(console: Console, name: str, tp: int, step: Step) -> None:
+def _print(console: Console, shape: decode_step.Shape, tp: int, step: Step) -> None:
     from rich.table import Table
 
-    title = f"{name} TP{tp}, batch {step.batch}, context {step.context}: modelled, without communication"
-    table = Table(title=title)
+    title = f"{shape.name} TP{tp}, batch {step.batch}, context {step.context}: modelled, without communication"
+    table = Table(title=", ".join((title, *shape.notes)))
     for column in ("op", "launches", "µs", "calls", "µs of the step", "share"):
         table.add_column(column, justify="left" if column == "op" else "right")
     for line in step.lines:
