@@ -38,6 +38,9 @@ log = logging.getLogger("hipforge")
 _BYTES_PER_JOB = 1_500_000_000
 """Peak memory of one compile, both passes of a large kernel file: measured 0.3 to 1.2 GB with clang 22."""
 
+_FULL_DISK = 1 << 20
+"""Bytes: where fewer are left, a compiler that fails and says nothing had no space for its output, or its words."""
+
 _SHOW_EVERY_S = 0.5
 
 _STEP_S, _CPP_STEP_S = 1.0, 10.0
@@ -307,7 +310,8 @@ def _failure(
     began_ns: int,
     before: Mapping[str, str] = MappingProxyType({}),
 ) -> HipforgeError:
-    if failed.out_of_space:
+    silent_on_full_disk = not failed.output.strip() and shutil.disk_usage(staging).free < _FULL_DISK
+    if failed.out_of_space or silent_on_full_disk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging))
     dependencies = closure(spec, staging, digests, failed=True) if failed.deterministic else []
     stability.check(spec, [pair for pair in dependencies if pair[1] != ABSENT], began_ns, before)

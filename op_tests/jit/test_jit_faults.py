@@ -6,11 +6,13 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.jit_stand_in import StandIn, library_value, wait_until
@@ -381,6 +383,17 @@ def test_a_named_full_directory_is_an_error_and_leaves_nothing_behind(stand_in: 
     assert not list((stand_in.cache / "staging").iterdir())
     stand_in.install()
     assert stand_in.build().built
+
+
+def test_a_compiler_that_could_not_write_its_words_either_was_on_a_full_disk(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(before="exit 1")
+    with pytest.raises(BuildError, match="exited with status 1 and no output"):
+        stand_in.build()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    with pytest.raises(ConfigError, match=r"HIPFORGE_CACHE_DIR=.*No space left on device"):
+        stand_in.build()
 
 
 def test_locks_that_do_not_work_do_not_stop_a_build(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
