@@ -30,7 +30,8 @@ from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
 GROUPS = (1, 2, 4)  # work-groups that share the K of a block of results
-LEAST_SHARED_STEPS = 24  # below, the sums' meeting costs more than it saves: bench_moe_peers.py --groups
+LEAST_SHARED_STEPS = 22  # below, the sums' meeting costs more than it saves: bench_moe_peers.py --groups
+LEAST_HALVED_STEPS = 11  # the same for two that meet, times the elements in a byte
 MOST_BEYOND = 0.25  # blocks for each compute unit beyond a full round: with more of them memory is the bound
 PACKED_ROUNDS = 3  # full rounds of blocks with two elements in a byte, beyond which memory is the bound
 MOST_BEYOND_PACKED = 0.5  # the same there
@@ -40,14 +41,17 @@ def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: i
     """Return in how many parts a work-group takes K, and how many work-groups share the K of a block of results.
 
     A compute unit loads what its work-groups need at one rate, however many they are: the one with the most decides. So
-    two share a K where the blocks leave half of them idle, and four where a few have one block more than the others: a
-    second one, of W with ``packing`` elements in a byte, 2, a third, or about half of them a fourth, by the number of
-    experts that slots with uniform choices have. One part is enough where K is short or where work-groups fill the GPU.
+    four share a K where the blocks leave three quarters of them idle, or nearly, two where they leave half, and four
+    again where a few have one block more than the others: a second one, of W with ``packing`` elements in a byte, 2, a
+    third, or about half of them a fourth, by the number of experts that slots with uniform choices have. One part is
+    enough where K is short or where work-groups fill the GPU.
     """
     steps, blocks = -(-k // K_STEP), n // (2 * BLOCK) * min(slots, experts)
     if steps <= MOST_STEPS:
         return 1, 1
-    if steps >= LEAST_SHARED_STEPS and 2 * blocks <= cu_count:
+    if steps >= LEAST_SHARED_STEPS and 4 * blocks <= (1 + (packing - 1) * MOST_BEYOND) * cu_count:
+        return 1, 4
+    if steps >= LEAST_HALVED_STEPS * packing and 2 * blocks <= cu_count:
         return 1, 2
     if steps >= LEAST_SHARED_STEPS and packing * cu_count < blocks <= (packing + MOST_BEYOND) * cu_count:
         return 1, 4

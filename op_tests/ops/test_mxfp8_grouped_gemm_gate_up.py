@@ -154,10 +154,17 @@ def test_thirty_two_slots_at_a_time_give_the_same(activation: dict[str, Any], k:
 def test_k_is_shared_where_work_groups_are_few_or_just_exceed_the_compute_units() -> None:
     assert split_of(9, 257, 1024, 6144, 256) == (2, 1)  # 144 blocks: twice as many fill none more
     assert split_of(9, 257, 512, 6144, 256) == (1, 2)  # 72
-    assert split_of(4, 128, 768, 6144, 256) == (1, 2)  # 48
+    assert split_of(9, 257, 512, 6144, 288) == (1, 4)  # with a compute unit for each of four that share one
+    assert split_of(4, 128, 768, 6144, 256) == (1, 4)  # 48
+    assert split_of(9, 257, 512, 7168, 256, packing=2) == (1, 4)  # a few compute units have two, of half the bytes
+    assert split_of(9, 257, 576, 7168, 256, packing=2) == (1, 2)  # 81
+    assert split_of(4, 128, 768, 2816, 256, packing=2) == split_of(4, 128, 768, 2816, 256) == (1, 4)  # 22 steps
+    assert split_of(4, 128, 768, 2688, 256, packing=2) == (2, 1)
+    assert split_of(4, 128, 768, 2688, 256) == split_of(4, 128, 768, 1408, 256) == (1, 2)
+    assert split_of(4, 128, 768, 1280, 256) == (2, 1)  # one whose halves would save less than their meeting costs
     assert split_of(18, 257, 1024, 6144, 256) == (1, 4)  # 288
     assert split_of(36, 257, 1024, 6144, 256) == (1, 1)  # 576
-    assert split_of(64, 2, 1024, 6144, 256) == (1, 2)  # 32: no more experts than there are
+    assert split_of(64, 2, 1024, 6144, 256) == (1, 4)  # 32: no more experts than there are
     # Blocks of half the bytes: with a second one nothing is gained, with a third one it is.
     assert [split_of(slots, 257, 512, 7168, 256, packing=2) for slots in (36, 64, 65, 72, 73)] == [
         (1, 1), (1, 1), (1, 4), (1, 4), (1, 1)
@@ -169,7 +176,6 @@ def test_k_is_shared_where_work_groups_are_few_or_just_exceed_the_compute_units(
     assert split_of(144, 257, 512, 2048, 256, packing=2) == (1, 1)
     assert split_of(144, 257, 512, 7168, 256) == (1, 1)
     assert split_of(9, 257, 512, 768, 256) == (1, 1)  # a short K
-    assert split_of(9, 257, 512, 2048, 256) == (2, 1)  # one whose halves would save less than their meeting costs
 
 
 def shared(
