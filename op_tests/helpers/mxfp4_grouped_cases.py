@@ -29,10 +29,10 @@ def oracle(case: Moe, arch: str, bias: torch.Tensor | None = None, elsewhere: fl
     a = FORMATS[arch][case.a.long()] * torch.exp2(case.a_scale.double() - 127).repeat_interleave(32, dim=1)
     a[(case.a_scale == SCALE_NAN).repeat_interleave(32, dim=1)] = torch.nan
     want = torch.full((case.slots, case.w.shape[1]), elsewhere, dtype=torch.float64)
-    for slot, owner in enumerate(case.owners):
-        if owner >= 0:
-            want[slot] = dequantize_fp4(case.w[owner], case.w_scale[owner]) @ a[slot // case.a_div]
-            want[slot] += 0 if bias is None else bias[owner].double()
+    for owner in {owner for owner in case.owners if owner >= 0}:
+        w = dequantize_fp4(case.w[owner], case.w_scale[owner])
+        for slot in (slot for slot, own in enumerate(case.owners) if own == owner):
+            want[slot] = w @ a[slot // case.a_div] + (0 if bias is None else bias[owner].double())
             want[slot] *= 1 if case.weights is None else case.weights[slot].double()
     return want
 

@@ -37,13 +37,14 @@ def resized(x: torch.Tensor, part: float) -> torch.Tensor:
     return x
 
 
-SPOILT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "freed": lambda x: resized(x.clone(), 0),
-    "freed view": lambda x: resized(padded(x), 0),
-    "shortened": lambda x: resized(x.clone(memory_format=torch.contiguous_format), 0.5),
-    "shortened view": lambda x: resized(padded(x), 0.5),
-    "signed": lambda x: torch._neg_view(x.clone()),
-}
+# Each as a tensor of its own and as a view of longer rows.
+SPOILT: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
+    "freed": (lambda x: resized(x.clone(), 0), lambda x: resized(padded(x), 0)),
+    "shortened": (
+        lambda x: resized(x.clone(memory_format=torch.contiguous_format), 0.5), lambda x: resized(padded(x), 0.5)
+    ),
+    "signed": (lambda x: torch._neg_view(x.clone()),) * 2,
+}  # fmt: skip
 
 
 def anything(given: Arguments) -> bool:
@@ -82,10 +83,11 @@ def test_memory_that_is_not_what_it_says_is_refused(name: str, spoil: str, path:
     op = OPS[name]
     given = good(op)
     names = [key for key, value in given.items() if isinstance(value, torch.Tensor) and key not in op.fixed]
-    for argument, decided in itertools.product(names, (False, True)):
-        value = given[argument]
-        prepare(op, given, decided)
-        spoilt = {**copy.deepcopy(given), argument: SPOILT[spoil](value)}
+    for decided, (number, argument) in itertools.product((False, True), enumerate(names)):
+        if not decided or number == 0:  # one good call serves: what is refused changes no decision
+            prepare(op, given, decided)
+        # One way for the call that decides, the other for the one that finds the decision.
+        spoilt = {**copy.deepcopy(given), argument: SPOILT[spoil][(number + decided) % 2](given[argument])}
         before = {key: other.clone() for key, other in spoilt.items() if tensor_is_sound(other)}
         try:
             result = call(op, spoilt)

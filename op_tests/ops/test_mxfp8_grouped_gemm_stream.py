@@ -36,13 +36,14 @@ def run(case: Moe, columns: int = 64, out: torch.Tensor | None = None) -> torch.
     return out
 
 
-@pytest.mark.parametrize("order", ("forward", "reverse", "random"))
-@pytest.mark.parametrize("columns", (64, 128, 512))
 @pytest.mark.parametrize("k", KS)
-def test_every_k_is_exact_on_integers_under_all_checks(k: int, columns: int, order: str) -> None:
+def test_every_k_is_exact_on_integers_under_all_checks(k: int) -> None:
     case = exact(OWNERS, 7, 661, k, a_div=3, block_m=20, weighted=True, scales=(126, 128))
-    with emulator.options(checks="all", wave_order=order):
-        assert_bits(run(case, columns), oracle(case))
+    want = oracle(case)
+    for columns in (64, 128, 512):
+        for order in ("forward", "reverse", "random") if columns == 128 else ("random",):
+            with emulator.options(checks="all", wave_order=order):
+                assert_bits(run(case, columns), want)
 
 
 @pytest.mark.parametrize("columns", stream.COLUMNS)
@@ -128,7 +129,7 @@ def test_the_default_streams_short_ks_of_many_experts() -> None:
 
 
 def test_the_linear_streams_and_copies_what_the_kernel_refuses() -> None:
-    case = exact(random_owners(64, 128), 128, 6144, 256, a_div=1, block_m=16)
+    case = exact(random_owners(32, 16), 16, 6144, 128, a_div=1, block_m=16)
     want = oracle(case)
     index = case.sorted()
     operands = case.a, case.a_scale, case.w, case.w_scale, *index, case.slots, case.block_m, 1
@@ -161,7 +162,7 @@ def test_rows_in_e2m1_stream_as_those_in_e4m3(k: int) -> None:
 
 
 def test_a_short_k_of_many_experts_in_mxfp4_streams() -> None:
-    case = mxfp4.case_of(random_owners(64, 128), 128, 6144, 256)
+    case = mxfp4.case_of(random_owners(32, 16), 16, 6144, 128)
     operands = *mxfp4.operands(case), *mxfp4.counts(case)
     assert hipforge.explain(grouped_mxfp4_linear, *operands).kernel == "mxfp4_grouped_stream"
     assert_bits(grouped_mxfp4_linear(*operands), mxfp4.oracle(case, "gfx950"))
