@@ -119,7 +119,7 @@ def _processes_in(folder: Path) -> list[str]:
 @pytest.mark.parametrize("when", ["at once", "compiling", "linking"])
 def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: StandIn, when: str) -> None:
     pause = {"at once": "*", "compiling": '*"|--cuda-host-only|"*', "linking": "-shared*"}
-    stand_in.install(before=f'if [ -f "$here/slow" ]; then case "$line" in {pause[when]}) sleep 30;; esac; fi')
+    stand_in.install(before=f'if [ -f "$here/slow" ]; then case "$line" in {pause[when]}) sleep 300;; esac; fi')
     slow = stand_in.hipcc.parent / "slow"
     slow.touch()
     victim = stand_in.start_child("ensure()")
@@ -138,9 +138,9 @@ def test_after_sigkill_the_next_caller_builds_at_once_and_sweeps(stand_in: Stand
     assert not list(stand_in.cache.glob("gfx950/*")), "nothing half-written is ever visible"
     started = time.monotonic()
     assert library_value(stand_in.build().entry) == 3
-    assert time.monotonic() - started < 20, "the next caller must not wait for a dead one"
+    assert time.monotonic() - started < 120, "the next caller must not wait for a dead one"
     assert not list(staging.iterdir())
-    wait_until(lambda: not _processes_in(staging), 5)
+    wait_until(lambda: not _processes_in(staging))
     assert not list(staging.iterdir()), "a compiler that lived on wrote into it"
     victim.communicate()
 
