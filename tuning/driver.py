@@ -14,7 +14,7 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.lookup import row_in
 from hipforge.ops.core.tuned import Key, TunedRow, TunedTable, Value, in_effect
 from hipforge.tuning import pool
-from hipforge.tuning.table_writer import Row, merge_rows, read_existing
+from hipforge.tuning.table_writer import Row, merge_rows, read_existing, require_writable
 from hipforge.tuning.tuner import C, O, Tuner
 from hipforge.tuning.work import Done, Task, tune_cell
 
@@ -75,13 +75,14 @@ def tune(
         How many rows were written and stay.
 
     Raises:
-        ConfigError: the device has no such kernels, ``output`` is malformed, several processes are to share a GPU,
-            or a cell could not be tuned; rows of the other cells are written first.
+        ConfigError: the device has no such kernels, ``output`` is malformed or cannot be written, several processes are
+            to share a GPU, or a cell could not be tuned; rows of the other cells are written first.
     """
     arch = arch_of_device(tuner)
     on_gpu, cu_num = devices.current().is_gpu, devices.current().cu_count()
     if on_gpu and (workers > 1 or ray is not None):
         raise ConfigError("--workers and --ray are for the emulator: measurements on one GPU would disturb each other")
+    require_writable(output)
     existing = read_existing(tuner.family.table, output)
     tasks: list[Task] = []
     places: list[int] = []

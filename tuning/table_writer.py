@@ -65,6 +65,25 @@ def _umask() -> int:
     return mask
 
 
+def require_writable(path: Path) -> None:
+    """Refuse a table that could not be written, before what it is to hold is searched; makes its folder.
+
+    Raises:
+        ConfigError: it is a directory, a pipe or a device, or its folder takes no files.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is not a regular file; name one, or a new one, as the output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}; name an output in a folder that can be written"
+        ) from None
+
+
 def read_existing(schema: TableSchema, path: Path) -> dict[Key, Row]:
     """Return the rows of a table in the family's own format; none where the file does not exist.
 

@@ -261,6 +261,17 @@ def test_the_file_keeps_its_permissions(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize("place", ["folder", "pipe", "file/t.csv"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    said = []
+    with pytest.raises(ConfigError, match=rf"{place} (is not a regular file|cannot be written: File exists); name"):
+        driver.tune(mxfp8_gemm.TUNER, [Cell(1, 64, 128)], tmp_path / place, say=said.append)
+    assert not said and sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "pipe"]
+
+
 def test_a_lock_that_is_never_released_ends_with_its_name(tmp_path):
     path = tmp_path / "t.csv"
     said = r"nothing was written: waited 0 s for .*t\.csv\.lock of .*t\.csv, which process \d+ on .* is writing"
