@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,3 +208,14 @@ def test_candidates_are_accepted(m: int, n: int, k: int) -> None:
     found = list(made.MADE.candidates(problem, "gfx950"))
     assert found and all(made.MADE.needs(given, problem.key, "gfx950") is None for given in found)
     assert all(us > made.START_US for us, _ in made.MADE.default(problem, "gfx950", 256))
+
+
+def test_the_rule_weighs_the_starts_of_work_groups_and_the_meetings_of_waves() -> None:
+    """The best of all configurations by the model of time, or within 5 % of them."""
+    for shape, best in {
+        (4, 2880, 512): (1, 2, 1), (32, 4096, 512): (1, 3, 1), (16, 2112, 7168): (1, 1, 8), (1, 4096, 2048): (1, 1, 8),
+        (16, 3072, 1536): (1, 1, 8), (64, 7168, 2048): (1, 7, 1), (256, 3072, 1536): (2, 6, 1),
+    }.items():  # fmt: skip
+        problem = SimpleNamespace(key=shape)
+        _, given = min(made.MADE.default(problem, "gfx950", 256), key=lambda one: one[0])
+        assert tuple(given.values()) == best, shape
