@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
@@ -133,11 +134,17 @@ def apply(wanted: Options, *, to: ctypes.CDLL | None = None) -> None:
         raise ConfigError(library.last_error() or "the emulator refused its options")
 
 
+_entered: list[Options] = []  # by blocks that are not over, after the options of outside
+_entering = threading.Lock()
+
+
 @contextlib.contextmanager
 def options(
     *, checks: Checks | None = None, arch: str | None = None, cu_count: int | None = None, **changes: Any
 ) -> Iterator[Options]:
     """Change options for a ``with`` block: ``options(checks="all", wave_order="random", seed=7)``.
+
+    They are the process's, not a thread's: of several blocks the one entered last decides until it is over.
 
     Args:
         checks: a named set of checkers (:meth:`Options.with_checks`), applied before the single ones in ``changes``.
@@ -154,19 +161,26 @@ def options(
         ...     hipforge.moe_combine(torch.ones(2, 64), top_k=2)[0, 0].item()
         2.0
     """
-    before = current()
-    after = before if checks is None else before.with_checks(checks)
-    if arch is not None:
-        info = archs.get(arch)
-        after = replace(after, arch=info.name, cu_count=info.cu_count)
-    if cu_count is not None:
-        after = replace(after, cu_count=cu_count)
     unknown = sorted(set(changes) - set(Options.__dataclass_fields__))
     if unknown:
         raise ConfigError(f"unknown emulator option {unknown[0]!r}; known: {', '.join(Options.__dataclass_fields__)}")
-    after = replace(after, **changes)
-    apply(after)
+    with _entering:
+        before = current()
+        after = before if checks is None else before.with_checks(checks)
+        if arch is not None:
+            info = archs.get(arch)
+            after = replace(after, arch=info.name, cu_count=info.cu_count)
+        if cu_count is not None:
+            after = replace(after, cu_count=cu_count)
+        after = replace(after, **changes)
+        apply(after)
+        _entered.extend([after] if _entered else [before, after])
     try:
         yield after
     finally:
-        apply(before)
+        with _entering:
+            # From the end, by identity: blocks may ask for equal options.
+            del _entered[next(at for at in reversed(range(len(_entered))) if _entered[at] is after)]
+            apply(_entered[-1])
+            if len(_entered) == 1:
+                _entered.clear()

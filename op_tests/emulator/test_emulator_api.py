@@ -247,6 +247,18 @@ def test_options_hold_for_the_block_only() -> None:
     assert configuration.current() == before
 
 
+def test_of_overlapping_blocks_the_one_entered_last_decides() -> None:
+    """Those of two threads or coroutines, which need not end in the reverse order."""
+    before = configuration.current()
+    first, second = emulator.options(checks="off", seed=1), emulator.options(seed=2)
+    first.__enter__()
+    inside = second.__enter__()
+    first.__exit__(None, None, None)
+    assert configuration.current() == inside
+    second.__exit__(None, None, None)
+    assert configuration.current() == before
+
+
 def test_another_architecture_brings_its_cu_count() -> None:
     with emulator.options(arch="gfx942") as inside:
         assert inside.cu_count == 304

@@ -320,6 +320,17 @@ def test_elements_and_scales_may_come_in_a_state_dict_each(assign: bool) -> None
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_a_converted_encoder_layer_of_torch_runs_its_layers() -> None:
+    """torch's fused inference would read the weights of its linear layers as numbers."""
+    torch.manual_seed(0)
+    encoder = torch.nn.TransformerEncoderLayer(64, 2, 128, batch_first=True).eval()
+    x = torch.randn(1, 8, 64)
+    before, after = encoder(x), convert_to_mxfp8(encoder)(x)
+    # An element is rounded by 2^-4 of itself at most; errors of a sum grow no faster than its terms.
+    assert 0 < (after - before).norm() / before.norm() < 2**-4
+
+
 def test_hooks_of_a_converted_layer_still_run() -> None:
     model = torch.nn.Sequential(linear())
     handle = model[0].register_forward_hook(lambda module, args, out: 2 * out)

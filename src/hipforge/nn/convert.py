@@ -111,6 +111,9 @@ def _converted(
         if not name:
             return made[part]
         model.set_submodule(name, made[part])
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.TransformerEncoderLayer) and set(made.values()).intersection(layer.children()):
+            layer.activation_relu_or_gelu = 0  # else torch's fused inference multiplies the weights itself
     return model
 
 
