@@ -149,7 +149,9 @@ def test_a_folder_that_is_no_checkout_says_what_is_missing(tmp_path: Path) -> No
 
 def run(*words: str) -> tuple[int, dict[str, object]]:
     command = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "aiter", str(CHECKOUT), "test"]
-    done = subprocess.run([*command, "--json", *words], capture_output=True, text=True, env={**os.environ}, check=False)
+    # No limit of time but a test's own: on a loaded machine a case may take minutes.
+    command += ["--json", "--case-seconds", "0", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, check=False)
     (report,) = json.loads(done.stdout)
     return done.returncode, report
 
