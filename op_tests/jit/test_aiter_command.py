@@ -163,7 +163,7 @@ def of_many_cases() -> tuple[int, dict[str, object]]:
     words = ["test_scale(3)", "test_scale(2, wrong=5.0)", "test_scale(1, beyond=8)"]
     words += ["test_uncovered()", "test_aborts()", "test_unbuilt()"]
     words += ["test_backward()", "test_generator()", "table(1, 0, 2)"]
-    found = run("--case-seconds", "600", "op_tests/scale.py", "--", *words)  # of a machine under load
+    found = run("op_tests/scale.py", "--", *words)
     assert (CHECKOUT / "op_tests/scale.py").read_text() == before
     return found
 
