@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -97,6 +97,9 @@ class Graph:
     @property
     def _torch_names(self) -> list[str]:
         return [each.name for each in self._kept if isinstance(each, _Operation)]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Graph cannot be copied or pickled: a replay writes the memory of its capture; capture again")
 
     def __del__(self) -> None:
         if self._executable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from dataclasses import fields
@@ -282,6 +284,9 @@ def test_a_graph_keeps_the_memory_that_it_reads_and_refuses_one_that_was_freed()
     taken = [torch.full((4, 64), 7.0).bfloat16() for _ in range(100)]
     graph.replay()
     assert torch.equal(y, want) and taken
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copied(graph)
     weight.untyped_storage().resize_(0)
     y.zero_()
     with pytest.raises(GuardError, match="a storage of 128 bytes that the graph uses has 0 now or has moved"):
