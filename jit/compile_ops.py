@@ -401,7 +401,7 @@ def _belongs_to_dispatcher(values: Sequence[Any]) -> bool:
     """Whether a call must be seen by torch: a dispatch mode is active, or a tensor has no data of its own."""
     import torch
 
-    from hipforge.jit.call.torch_library import active_modes
+    from hipforge.jit.call.torch_functions import active_modes
 
     if active_modes():
         return True

@@ -245,7 +245,7 @@ def make_binder(environment: Environment, *, reading: Reading = "functions") -> 
 
     from hipforge.jit.call import bench_hook, torch_functions
     from hipforge.jit.call.python_module import import_extension
-    from hipforge.jit.call.torch_library import active_modes
+    from hipforge.jit.call.torch_functions import active_modes
 
     maker: Callable[..., Any] = import_extension(extension_entry().library, "hipforge_binding").make_binder
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None) if reading != "python" else None

@@ -28,7 +28,7 @@ class Binder(Protocol):
         ...
 
     def modes(self) -> int:
-        """Return what :func:`hipforge.jit.call.torch_library.active_modes` does."""
+        """Return what :func:`hipforge.jit.call.torch_functions.active_modes` does."""
         ...
 
     def route(

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hipforge.jit.call.torch_library import active_modes
-
 log = logging.getLogger("hipforge")
 
 # (library, symbol), in the order of binding.c's Torch
@@ -36,6 +34,13 @@ _FUNCTIONS = (
     ("torch_cpu", "_ZN5torch3jit6tracer15getTracingStateEv"),
 )
 _MOST_DTYPES = 64  # of Torch.dtypes
+
+
+def active_modes() -> int:
+    """Return how many of torch's dispatch modes are active, :func:`torch.jit.trace` among them."""
+    import torch
+
+    return torch._C._len_torch_dispatch_stack() + bool(torch._C._is_tracing())
 
 
 def find(codes: Mapping[Any, int]) -> tuple[Any, ...] | None:

@@ -117,13 +117,6 @@ def kernel_of(overload: Any) -> Callable[..., Any] | None:
     return _kernels.get(overload)
 
 
-def active_modes() -> int:
-    """Return how many of torch's dispatch modes are active, :func:`torch.jit.trace` among them."""
-    import torch
-
-    return torch._C._len_torch_dispatch_stack() + bool(torch._C._is_tracing())
-
-
 def require_no_jit_trace(op: str) -> None:
     """Refuse a call under torch.jit.trace: it would record the allocation of the results, and not the op.
 
@@ -139,7 +132,7 @@ def require_no_jit_trace(op: str) -> None:
 
 
 def is_dispatched(op: str) -> bool:
-    """Whether torch must see a call: the innermost mode traces. Only asked where :func:`active_modes` are.
+    """Whether torch must see a call: the innermost mode traces. Only asked where a mode is active.
 
     Raises:
         GuardError: it is torch.jit.trace.

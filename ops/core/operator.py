@@ -21,7 +21,8 @@ import torch
 from hipforge.errors import GuardError, HipforgeError
 from hipforge.jit.call.binder import Binder, described, on_binder
 from hipforge.jit.call.tensors import check_gradients
-from hipforge.jit.call.torch_library import active_modes, is_dispatched
+from hipforge.jit.call.torch_functions import active_modes
+from hipforge.jit.call.torch_library import is_dispatched
 from hipforge.ops.core import dispatch, invariance
 from hipforge.ops.core.arguments import (
     as_floats,
