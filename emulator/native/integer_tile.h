@@ -1,6 +1,8 @@
 // An operand of a matrix multiplication as integers: what the elements of 8-bit floats are, and where they stand.
 #pragma once
 
+#include <bit>
+
 #include "matrix_elements.h"
 
 namespace hfemu {
@@ -53,5 +55,16 @@ struct IntegerTile {
   int small_count = 0;
   Small small[kMostSmall];
 };
+
+// Notes the elements that bits of `found` tell, bytes of the registers from `codes` on; false: there are too many.
+inline bool note_small(IntegerTile& tile, const IntegerFormat& format, uint64_t found, const uint32_t* codes, int i, int k) {
+  for (; found; found &= found - 1) {
+    const int at = std::countr_zero(found);
+    if (tile.small_count == IntegerTile::kMostSmall) return false;
+    const uint32_t code = codes[at / 4] >> (at % 4 * 8) & 0xFF;
+    tile.small[tile.small_count++] = {i + at / 4, k + at % 4, format.value[code]};
+  }
+  return true;
+}
 
 }  // namespace hfemu

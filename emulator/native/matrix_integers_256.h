@@ -87,12 +87,7 @@ bool load_integer_bytes(const Row* regs, const IntegerFormat& format, IntegerTil
       // Zero wraps around and is none of them.
       const __m256i below = _mm256_sub_epi8(_mm256_and_si256(codes, byte_256(0x7F)), byte_256(1));
       const __m256i is_small = _mm256_cmpeq_epi8(_mm256_min_epu8(below, last_small), below);
-      for (auto left = static_cast<uint32_t>(_mm256_movemask_epi8(is_small)); left; left &= left - 1) {
-        const int at = std::countr_zero(left);
-        if (tile.small_count == IntegerTile::kMostSmall) return false;
-        const uint32_t code = regs[reg][lane + at / 4] >> (at % 4 * 8) & 0xFF;
-        tile.small[tile.small_count++] = {i + at / 4, k + at % 4, format.value[code]};
-      }
+      if (!note_small(tile, format, static_cast<uint32_t>(_mm256_movemask_epi8(is_small)), &regs[reg][lane], i, k)) return false;
     }
   tile.unit = format.lowest + shift;
   tile.lowest = tile.small_count ? format.lowest : tile.unit;

@@ -61,12 +61,7 @@ bool load_integer_bytes(const Row* regs, const IntegerFormat& format, IntegerTil
       }
       // Zero wraps around and is none of them.
       const __m512i below = _mm512_sub_epi8(_mm512_and_si512(codes, magnitude), one);
-      for (uint64_t left = _mm512_cmplt_epu8_mask(below, last_small); left; left &= left - 1) {
-        const int at = std::countr_zero(left);
-        if (tile.small_count == IntegerTile::kMostSmall) return false;
-        const uint32_t code = regs[reg][lane + at / 4] >> (at % 4 * 8) & 0xFF;
-        tile.small[tile.small_count++] = {i + at / 4, k + at % 4, format.value[code]};
-      }
+      if (!note_small(tile, format, _mm512_cmplt_epu8_mask(below, last_small), &regs[reg][lane], i, k)) return false;
     }
   tile.unit = format.lowest + shift;
   tile.lowest = tile.small_count ? format.lowest : tile.unit;

@@ -84,8 +84,7 @@ START_US = 1.76  # of a launch, with the first loads and the last stores
 HBM_BYTES_PER_US = 6.7e6  # of W, which all compute units share
 BYTES_PER_US = 80_000  # of X and W, of one compute unit, in each round of work-groups
 STEP_US = 0.041  # of 16 rows and 128 k that a wave multiplies
-GROUP_US = 0.006  # of the start of a work-group of the first round, on one of XCDS
-XCDS = 8
+GROUP_US = 0.00075  # of the start of a work-group of the first round
 MEETING_US = 0.18  # of waves that share K, in each round
 
 
@@ -108,7 +107,7 @@ def modelled_us(m: int, n: int, k: int, m_sub: int, columns: int, k_splits: int,
     groups = -(-m // (16 * m_sub)) * -(-n // (16 * columns))
     read = (2 * min(m, 16 * m_sub) + 16 * columns * of_w) * k
     of_round = read / BYTES_PER_US + STEP_US * m_sub * k_steps(k) / k_splits + MEETING_US * (k_splits > 1)
-    starts = START_US + GROUP_US * min(groups, cu_count) / XCDS
+    starts = START_US + GROUP_US * min(groups, cu_count)
     return starts + n * k * of_w / HBM_BYTES_PER_US + -(-groups // cu_count) * of_round
 
 
