@@ -14,6 +14,7 @@ import torch
 from hipforge import devices
 from hipforge.jit import registry
 from hipforge.jit.call import torch_library
+from hipforge.jit.call.torch_functions import active_modes
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
@@ -107,7 +108,7 @@ def _is_for_few(slots: int, block_m: int, device: torch.device) -> bool:
 
 
 def _is_tracing() -> bool:
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.compiler.is_compiling() or (active_modes() > 0 and not torch_library.recording())
 
 
 def _plan(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> Decision:

@@ -127,7 +127,7 @@ typedef struct {
   PyObject* tensor_type;
   PyObject* parameter_type;
   PyObject* errors[5];      /* by hf_error_kind; [0] is EmulatorFault */
-  PyObject* mode_depth;     /* torch_library.active_modes */
+  PyObject* mode_depth;     /* torch_functions.active_modes */
   PyObject* read_tensor;    /* tensor -> (data, dtype, is_gpu, index, shape, strides); used without a table */
   PyObject* read_stream;    /* device index -> stream; used without a table */
   PyObject* problem;        /* tensor -> str or None: what its data pointer, shape and strides do not say */

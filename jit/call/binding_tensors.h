@@ -103,7 +103,7 @@ static int view_directly(const Torch* torch, PyObject* object, hf_tensor* out) {
   return 1;
 }
 
-/* As torch_library.active_modes: dispatch modes, and torch.jit.trace. */
+/* As torch_functions.active_modes: dispatch modes, and torch.jit.trace. */
 static int64_t active_modes(const Torch* torch) { return torch->mode_depth() + (*torch->recorder() != NULL); }
 
 static int is_plain(const Binder* env, PyObject* object) {

@@ -338,6 +338,13 @@ def test_settings_scope_reaches_the_decision(monkeypatch):
     ops.reload_tables()
 
 
+def test_a_scope_with_an_unknown_name_changes_nothing():
+    before = settings.VERBOSE.get()
+    with pytest.raises(ConfigError, match="there is no setting 'NOPE'"), settings.scope(VERBOSE=not before, NOPE=1):
+        pass
+    assert settings.VERBOSE.get() == before
+
+
 @pytest.mark.parametrize(
     ("m", "k", "block_n"), [(1, 6144, 4), (8, 6144, 4), (4, 8192, 4), (16, 6144, 8), (1, 6112, 8), (8, 1024, 8)]
 )

@@ -170,6 +170,19 @@ def test_refusals_name_argument_value_and_rule():
             moe_align_block_size(*arguments, **options)
 
 
+def test_a_decision_made_in_a_capture_is_the_one_of_an_eager_call():
+    ids = random_ids(8, 2, 0, 7)
+    moe_align_block_size(ids, 4, 7)  # loads the kernel
+    with emulator.capture() as graph:
+        slots = moe_align_block_size(ids[:5], 4, 7)  # a shape that nothing was decided for
+    assert any("moe_align_few" in node for node in graph.nodes)
+    graph.replay()
+    assert torch.equal(slots[0], reference.moe_align_block_size(ids[:5], 4, 7)[0])
+    with emulator.counters() as counted:
+        moe_align_block_size(ids[:5], 4, 7)
+    assert ["moe_align_few" in launch.name for launch in counted.result.kernels] == [True]
+
+
 def test_torch_compile_gives_the_same():
     torch._dynamo.reset()
     traced = torch.compile(

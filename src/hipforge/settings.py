@@ -223,13 +223,12 @@ def scope(**values: Any) -> Iterator[None]:
     Raises:
         ConfigError: a name is not a setting.
     """
+    settings = {key: item for key, item in globals().items() if isinstance(item, Setting)}
+    for name in values:
+        if name not in settings:
+            raise ConfigError(f"there is no setting {name!r}; known: {', '.join(settings)}")
     saved = dict(_overrides)
-    for name, value in values.items():
-        setting = globals().get(name)
-        if not isinstance(setting, Setting):
-            known = ", ".join(key for key, item in globals().items() if isinstance(item, Setting))
-            raise ConfigError(f"there is no setting {name!r}; known: {known}")
-        _overrides[setting.env] = value
+    _overrides.update({settings[name].env: value for name, value in values.items()})
     try:
         yield
     finally:
