@@ -108,7 +108,7 @@ def _is_for_few(slots: int, block_m: int, device: torch.device) -> bool:
 
 
 def _is_tracing() -> bool:
-    return torch.compiler.is_compiling() or (active_modes() > 0 and not torch_library.recording())
+    return torch.compiler.is_compiling() or (active_modes() > 0 and torch_library.is_dispatched("moe_align_block_size"))
 
 
 def _plan(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> Decision:
