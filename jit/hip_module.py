@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import shlex
@@ -130,7 +129,9 @@ def request(entry: ModuleEntry, variant: Mapping[str, VariantValue] | None, arch
         portable["python"] = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('SOABI')}"
         portable["pybind11"] = str(importlib.import_module("pybind11").__version__)
         if not entry.torch_exclude:
-            portable["torch"] = importlib.metadata.version("torch")
+            from importlib import metadata  # a third of what all of hipforge.jit imports: only where it is needed
+
+            portable["torch"] = metadata.version("torch")
     return Request(
         module=entry.name,
         variant=checked,

@@ -20,7 +20,7 @@ from hipforge.errors import GuardError
 from hipforge.jit.call import tensors
 from hipforge.ops.core import checks
 from hipforge.ops.core.alignment import packed
-from hipforge.ops.core.arguments import has_memory, is_same_view, naming_arguments, require_readable
+from hipforge.ops.core.arguments import has_memory, is_same_view, is_traced, naming_arguments, require_readable
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -434,7 +434,7 @@ def _result(
     if out is None:
         dtype = hidden.dtype if hidden_scale is None else torch.bfloat16
         return torch.empty(hidden.shape, dtype=dtype, device=hidden.device)
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or not has_memory(out):
+    if is_traced("fused_moe") or not has_memory(out):
         return out
     for name, value in {"hidden": hidden, "hidden_scale": hidden_scale, **read}.items():
         if value is None or not has_memory(value) or not tensors.may_share(value, out):
@@ -478,8 +478,9 @@ def example(op: str, tokens: int, n: int, k: int, experts: int, top_k: int) -> f
 def _check_places(expert_map: torch.Tensor, experts: int) -> None:
     """Refuse a place that the weights do not have, where the map is on the CPU; on a GPU it would be waited for."""
     checks.require_dtype("expert_map", expert_map, (torch.int32, torch.int64))
-    tracing = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    if tracing or not has_memory(expert_map) or expert_map.device.type != "cpu" or devices.current().is_capturing():
+    if is_traced("fused_moe") or not has_memory(expert_map) or expert_map.device.type != "cpu":
+        return
+    if devices.current().is_capturing():
         return
     require_readable(expert_map=expert_map)
     most = max(expert_map.tolist(), default=-1)

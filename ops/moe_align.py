@@ -14,11 +14,11 @@ import torch
 from hipforge import devices
 from hipforge.jit import registry
 from hipforge.jit.call import torch_library
-from hipforge.jit.call.torch_functions import active_modes
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import packed
+from hipforge.ops.core.arguments import is_traced
 from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_out, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
@@ -107,10 +107,6 @@ def _is_for_few(slots: int, block_m: int, device: torch.device) -> bool:
     return fits and devices.current().arch_of(device.index or 0) in registry.module("module_moe_align_few").archs
 
 
-def _is_tracing() -> bool:
-    return torch.compiler.is_compiling() or (active_modes() > 0 and torch_library.is_dispatched("moe_align_block_size"))
-
-
 def _plan(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: torch.Tensor | None) -> Decision:
     require_rank("topk_ids", topk_ids, 2, "[T, top_k]")
     require_dtype("topk_ids", topk_ids, (torch.int32, torch.int64))
@@ -124,7 +120,7 @@ def _plan(topk_ids: torch.Tensor, block_m: int, num_experts: int, expert_map: to
     refusal = None if countable else f"the kernel takes 1 to {MAX_EXPERTS} experts; got {num_experts}"
     decision = plan_kernel("moe_align_block_size", topk_ids.device, refusal, unavailable(topk_ids.device) or refusal)
     taken = decision.accepted
-    if taken is None or taken.path != "kernel" or _is_tracing():
+    if taken is None or taken.path != "kernel" or is_traced("moe_align_block_size"):
         return decision
     few = _is_for_few(slots, block_m, topk_ids.device)
     return replace(decision, accepted=replace(taken, kernel=FEW)) if few else decision
@@ -183,7 +179,7 @@ def moe_align_block_size(
     if taken.path == "kernel":
         mapped = None if expert_map is None else packed(expert_map, *out)
         given = *out, packed(topk_ids, *out), mapped, block_m, num_experts
-        if _is_tracing():
+        if is_traced("moe_align_block_size"):
             _traced_launch(*given, programmatic.active())
         elif taken.kernel == FEW:
             moe_align_few_out(*given)

@@ -191,6 +191,7 @@ def test_a_number_for_a_scale_is_neither_copied_nor_filled_once_it_was_used() ->
     assert kept.tolist() == [0.25]
     with emulator.capture() as graph:
         out = hipforge.decode_attention_fp8(q, cache, cache, None, seqlens, 0.25, 2.0)
+    assert not [node for node in graph.nodes if "fill" in node or "full" in node]
     graph.replay()
     assert out[0, 0, 0, 0].item() == 2.0
 

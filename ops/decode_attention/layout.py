@@ -19,7 +19,7 @@ import torch
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.alignment import packed
-from hipforge.ops.core.arguments import require_readable
+from hipforge.ops.core.arguments import is_traced, require_readable
 from hipforge.ops.core.checks import (
     Described,
     require_choice,
@@ -39,7 +39,6 @@ OUT_FORMATS = (None, "mxfp8")
 
 Scale = torch.Tensor | float
 
-_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 # The kernels take the 16-bit ones; torch computes the others.
 _QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -240,7 +239,7 @@ def check_pages(
 def scale_tensor(name: str, scale: Scale, device: torch.device) -> torch.Tensor:
     """Return a scale as contiguous float32, on ``device`` if it was a number; then it is not written to."""
     if not isinstance(scale, torch.Tensor):
-        if _is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+        if is_traced("decode_attention"):
             return torch.full((1,), float(scale), dtype=torch.float32, device=device)
         require_in_float32(name, scale)
         return _constant(float(scale), device)
