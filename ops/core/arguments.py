@@ -44,7 +44,7 @@ def is_traced(op: str) -> bool:
     Raises:
         GuardError: it is torch.jit.trace.
     """
-    return _is_dynamo_compiling() or ((_dispatch_modes() or _is_jit_tracing()) and is_dispatched(op))
+    return _is_dynamo_compiling() or ((_dispatch_modes() > 0 or _is_jit_tracing()) and is_dispatched(op))
 
 
 class TorchOutOfMemoryError(OutOfMemoryError, torch.OutOfMemoryError):
