@@ -36,7 +36,7 @@ FILES = (
     "test_rope_and_cache_index",
     "test_router_gemm", "test_topk_gating", "test_mxfp4_gemm",
     "test_moe_align", "test_moe_combine", "test_decode_attention_kinds", "test_decode_attention_fp8",
-    "test_decode_attention_half", "test_decode_attention_int4", "test_decode_attention_caches",
+    "test_decode_attention_int4", "test_decode_attention_caches",
     "test_decode_attention_ragged", "test_decode_attention_hidden_keys", "test_decode_attention_sinks_window",
     "test_decode_attention_output", "test_decode_attention_workspace",
 )  # fmt: skip

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from helpers import attention_cases
-from helpers.attention_cases import CAP_STEP, FP8, NAN_CODE, expanded, rng
+from helpers.attention_cases import CAP_STEP, FP8, NAN_CODE, expanded, rng, scattered
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference.attention import (
     decode_attention,
@@ -194,19 +194,6 @@ class Cache:
         # The bound assumes that all roundings agree in sign; they do not, so an error is an order below it on average.
         if self.kind == "int4" and seen.any():
             assert error.mean() <= 0.25 * bound.mean()
-
-
-def scattered(dense: torch.Tensor, page_size: int, fill: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (pages, tables) of [B, Mkv, ...] in random order; slots that are not used hold ``fill``."""
-    batch, keys = dense.shape[:2]
-    per = -(-keys // page_size)
-    order = torch.randperm(batch * per + 1, generator=rng(seed))[: batch * per].view(batch, per)
-    pages = torch.full((batch * per + 1, page_size, *dense.shape[2:]), fill, dtype=dense.dtype)
-    for b in range(batch):
-        for i in range(per):
-            part = dense[b, i * page_size : (i + 1) * page_size]
-            pages[order[b, i], : part.shape[0]] = part
-    return pages, order.to(torch.int32)
 
 
 def holding(

@@ -63,18 +63,23 @@ def expanded(x, heads):
     return x.unsqueeze(3).expand(-1, -1, -1, heads, *x.shape[3:])
 
 
-def paged(dense, page_size, seed=0):
-    """Scatter [B, Mkv, ...] over pages in random order; return (pages, block_tables). Unused slots hold NaN codes."""
+def scattered(dense: torch.Tensor, page_size: int, fill: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (pages, tables) of [B, Mkv, ...] in random order; slots that are not used hold ``fill``."""
     batch, keys = dense.shape[:2]
     per = -(-keys // page_size)
     order = torch.randperm(batch * per + 1, generator=rng(seed))[: batch * per].view(batch, per)
-    raw = dense.view(torch.uint8)
-    pages = torch.full((batch * per + 1, page_size, *raw.shape[2:]), NAN_CODE, dtype=torch.uint8)
+    pages = torch.full((batch * per + 1, page_size, *dense.shape[2:]), fill, dtype=dense.dtype)
     for b in range(batch):
         for i in range(per):
-            part = raw[b, i * page_size : (i + 1) * page_size]
+            part = dense[b, i * page_size : (i + 1) * page_size]
             pages[order[b, i], : part.shape[0]] = part
-    return pages.view(dense.dtype), order.to(torch.int32)
+    return pages, order.to(torch.int32)
+
+
+def paged(dense, page_size, seed=0):
+    """The same of fp8; slots that are not used hold NaN codes."""
+    pages, tables = scattered(dense.view(torch.uint8), page_size, NAN_CODE, seed)
+    return pages.view(dense.dtype), tables
 
 
 def check(q, k, v, seqlens, got, lse, factor, causal=True, weighted=None, k_parts=None, **options):

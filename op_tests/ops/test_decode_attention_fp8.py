@@ -123,13 +123,23 @@ def test_a_cache_that_is_not_fp8_is_refused_on_every_path():
         decode_attention_fp8(q, k, v.float(), None, seqlens, 1.0, 1.0)
 
 
-def test_a_traced_call_is_the_eager_one():
-    q, k, v = case(2, 1, 2, 4, 64, 96)
-    seqlens = lengths(96, 50)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sinks": torch.linspace(-1, 2, 4), "window": 40, "softcap": 3.0}, {"out_format": "mxfp8"},
+        {"out_scale": torch.tensor([0.02])}, {"cu_seqlens_q": lengths(0, 1, 4), "max_seqlen_q": 3},
+    ],
+    ids=["options", "mxfp8", "one scale", "ragged"],
+)  # fmt: skip
+def test_a_traced_call_is_the_eager_one(options):
+    q, k, v = case(2, 2, 1, 4, 64, 96)
+    if "cu_seqlens_q" in options:
+        q = q.flatten(0, 1)
 
     def attend(q, k, v, seqlens):
-        return decode_attention_fp8(q, k, v, None, seqlens, 0.5, 0.7, return_lse=True, split_k=2)
+        return decode_attention_fp8(q, k, v, None, seqlens, return_lse=True, split_k=2, **options)
 
-    traced = torch.compile(attend, backend="eager", fullgraph=True)(q, k, v, seqlens)
-    for got, want in zip(traced, attend(q, k, v, seqlens), strict=True):
-        assert torch.equal(got, want)
+    given = (q, k, v, lengths(96, 50))
+    traced = torch.compile(attend, backend="aot_eager", fullgraph=True)(*given)
+    for got, want in zip(traced, attend(*given), strict=True):
+        assert got.dtype == want.dtype and torch.equal(got.view(torch.uint8), want.view(torch.uint8))

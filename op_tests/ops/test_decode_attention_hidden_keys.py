@@ -7,21 +7,21 @@ rows that do not see it must have the bits of a clean cache.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from helpers.attention_cases import FP8, NAN_CODE, case, expanded, lengths, packed_case, rng
+from helpers import attention_caches as caches
+from helpers.attention_cases import FP8, NAN_CODE, case, lengths
 
 from hipforge import emulator
-from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
-from hipforge.ops.reference.attention import decode_attention, paged_attention, quantize_kv_int4
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
+from hipforge.ops.reference.attention import decode_attention, paged_attention
 
 pytestmark = [
-    pytest.mark.gfx942("(64 or 256 or any_order or every_code) and not reference"),
+    pytest.mark.gfx942("(64 or 256 or any_order or every_code or own_dtype) and not reference"),
     pytest.mark.usefixtures("every_checker"),
 ]
-
-NAN_WORD = 0x7E007E00  # scale and shift NaN
 
 
 def sees(mq, length, key):
@@ -94,53 +94,50 @@ def test_waves_that_share_the_keys_leak_nothing_in_any_order():
 
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
 @pytest.mark.parametrize("split_k", [1, 2])
-def test_words_of_a_hidden_row_that_are_no_numbers(d, split_k):
+@pytest.mark.parametrize("kind", ["rows", "int4"])
+def test_words_of_a_hidden_row_that_are_no_numbers(kind, d, split_k):
     mq, length = 3, 66
-    q, (k, k_rows), (v, v_rows) = packed_case(1, mq, 1, 2, d, 80, seed=d)
+    q, cache = caches.case(kind, 1, mq, 1, 2, d, 80, d)
+    holds = "words" if kind == "rows" else "sides"  # of four groups a row
 
-    def run(k_rows, v_rows):
-        sides = [expanded(x, 2) for x in (k, v, k_rows, v_rows)]
-        out, lse = decode_attention_splitk(q, *sides, lengths(length), split_k=split_k)
-        return out[0, :, 0], lse[0, 0]
+    def run(*parts, seen=length):
+        out, lse, *_ = replace(cache, **{holds: parts}).attend(q, lengths(seen), split_k=split_k)
+        return out[0], lse[0]
 
-    clean = run(k_rows, v_rows)
-    for of_k, key in ((True, 65), (False, 65), (False, 64), (False, 63)):
-        rows = (k_rows if of_k else v_rows).clone()
-        rows[0, key] = NAN_WORD
-        got = run(rows, v_rows) if of_k else run(k_rows, rows)
-        seen = sees(mq, length, key)
-        check_leaks(clean, got, seen)
-        assert got[0][seen].isnan().all()
-        assert of_k or torch.equal(got[1], clean[1])
-
-
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
-@pytest.mark.parametrize("split_k", [1, 2])
-def test_words_of_a_hidden_int4_row_that_are_no_numbers(d, split_k):
-    mq, length, groups = 3, 66, 4
-    q = torch.randn(1, mq, 1, 2, d, generator=rng(d)).bfloat16()
-    k, v = (quantize_kv_int4(torch.randn(1, 80, 1, d, generator=rng(d + i)), groups) for i in (1, 2))
-
-    def run(k, v):
-        sides = [expanded(x, 2) for x in (k, v)]
-        out, lse = decode_attention_splitk(q, *sides, None, None, lengths(length), num_groups=groups, split_k=split_k)
-        return out[0, :, 0], lse[0, 0]
-
-    clean = run(k, v)
+    sides = getattr(cache, holds)
+    clean = run(*sides)
     for of_k, key, group in ((True, 65, 0), (False, 65, 1), (False, 64, 3), (False, 63, 2)):
-        rows = (k if of_k else v).clone()
-        rows[0, key, 0, group] = NAN_WORD
-        got = run(rows, v) if of_k else run(k, rows)
+        rows = [side.clone() for side in sides]
+        rows[0 if of_k else 1][(0, key, 0) if kind == "rows" else (0, key, 0, group)] = caches.NAN_WORD
+        got = run(*rows)
         seen = sees(mq, length, key)
         check_leaks(clean, got, seen)
-        spoiled = torch.zeros(d, dtype=torch.bool)
-        spoiled[slice(None) if of_k else slice(group * d // groups, (group + 1) * d // groups)] = True
+        spoiled = torch.ones(d, dtype=torch.bool)
+        if kind == "int4" and not of_k:
+            spoiled = torch.arange(d) // (d // 4) == group
         assert torch.equal(got[0][seen].isnan(), spoiled.expand(got[0][seen].shape))
         assert of_k or torch.equal(got[1], clean[1])
-    out, lse = decode_attention_splitk(
-        q, *[expanded(torch.full_like(x, NAN_WORD), 2) for x in (k, v)], None, None, lengths(1), num_groups=groups
-    )
-    assert not out[0, :2].any() and (lse[0, 0, :, :2] == -math.inf).all() and out[0, 2].isnan().all()
+    out, lse = run(*(torch.full_like(side, caches.NAN_WORD) for side in sides), seen=1)
+    assert not out[:2].any() and (lse[:, :2] == -math.inf).all() and out[2].isnan().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_a_hidden_key_of_qs_own_dtype_leaks_nothing(d, value, dtype):
+    q, cache = caches.case("half", 1, 4, 1, 3, d, 80, d, dtype)
+    k, v = cache.sides
+    clean = decode_attention_fp8(q, k, v, None, lengths(70), return_lse=True, split_k=2)
+    for column in (1, d - 2):
+        spoiled = v.clone()
+        spoiled[0, 68, 0, column] = value
+        out, lse = decode_attention_fp8(q, k, spoiled, None, lengths(70), return_lse=True, split_k=2)
+        wrong = ~out.isfinite()
+        assert wrong[0, 2:, :, column].all() and wrong.sum() == 2 * 3
+        assert torch.equal(out.masked_fill(wrong, 0), clean[0].masked_fill(wrong, 0)) and torch.equal(lse, clean[1])
+    k[0, 69] = math.nan
+    out, lse = decode_attention_fp8(q, k, v, None, lengths(70), return_lse=True, split_k=2)
+    assert torch.equal(out[:, :3], clean[0][:, :3]) and out[:, 3].isnan().all()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -16,12 +16,13 @@ from helpers.attention_cases import FP8, lengths, rng
 
 import hipforge
 from hipforge import devices, emulator
+from hipforge.errors import GuardError
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 
 pytestmark = [
     pytest.mark.gfx942(
         "dominant or means or (dimensions and (64-bf16 or 256-f16)) or (order_give and 16) or together or may_hold"
-        " or bytes"
+        " or bytes or far_below"
     ),
     pytest.mark.usefixtures("every_checker"),
 ]
@@ -159,8 +160,9 @@ def test_sinks_a_window_and_a_cap_together(kind, d, split_k):
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_of_the_cache_are_read_once(kind, d):
     q, cache = case(kind, 2, 1, 2, 4, d, 256)
+    forced = {"waves": {64: 1, 128: 4, 256: 2}[d], "split_k": 2}
     with emulator.counters() as counted:
-        cache.attend(q, lengths(256, 100), split_k=2)
+        cache.attend(q, lengths(256, 100), force_kernel_config=forced)
     rows = (256 + 100) * 2
     for name, asked in (("k", 2 * 4), ("v", 16)):
         traffic = counted.tensors[name]
@@ -211,3 +213,33 @@ def test_the_packed_layout_gives_the_bits_of_the_plain_one():
     out, lse = decode_attention_splitk(q.view(1, 2, 2, 3, 64), *cache.operands(q), lengths(50, 20), split_k=2)
     want = cache.attend(q, lengths(50, 20), split_k=2)
     assert torch.equal(out.view(q.shape), want[0]) and torch.equal(lse.view(want[1].shape), want[1])
+
+
+def test_float16_weights_keep_their_bits_far_below_the_largest():
+    """A key 2^-20 as heavy as the largest, with 2^15 as value: without the factor its weight would be subnormal."""
+    k = torch.zeros(1, 2, 1, 64)
+    k[0, 1, 0, 0] = -20.0 * math.log(2.0)
+    v = torch.zeros(1, 2, 1, 64)
+    v[0, 1] = 32768.0
+    q = torch.zeros(1, 1, 1, 64)
+    q[..., 0] = 1.0
+    q, k, v = q.half(), k.half(), v.half()
+    out, lse = decode_attention_fp8(q, k, v, None, lengths(2), return_lse=True, scale=1.0, split_k=1)
+    Cache("half", (k, v)).check(q, lengths(2), (out, lse), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k_cache": torch.zeros(1, 32, 1, 64).half()}, "k_cache must be .*bfloat16 .*; got float16"),
+        ({"v_cache": torch.zeros(1, 32, 1, 64).half()}, "v_cache must be bfloat16.*; got float16"),
+        ({"force_kernel_config": {"block_n": 32}}, "force_kernel_config has waves, split_k for half; got 'block_n'"),
+        ({"k_scale": torch.ones(3)}, "one per KV head"),
+    ],
+)
+def test_refusals_of_a_cache_of_qs_own_dtype(change, message):
+    q, cache = case("half", 1, 1, 1, 2, 64, 32)
+    k, v = cache.sides
+    given = {"k_cache": k, "v_cache": v, "block_tables": None, "seqlens": lengths(32), **change}
+    with pytest.raises(GuardError, match=message):
+        decode_attention_fp8(q, **given)

@@ -201,18 +201,6 @@ def test_the_torch_path_takes_them_too():
     assert torch.allclose(got[1][:, :-2], want[1], atol=1e-6)
 
 
-def test_a_traced_call_is_the_eager_one():
-    q, k, v = ragged_case(COUNTS, 1, 4, 64, KEYS)
-
-    def attend(q, k, v, seqlens, starts):
-        return decode_attention_fp8(
-            q, k, v, None, seqlens, cu_seqlens_q=starts, max_seqlen_q=5, return_lse=True, split_k=2
-        )
-
-    given = (q, k, v, lengths(*LENGTHS), starts_of(COUNTS))
-    same(torch.compile(attend, backend="eager", fullgraph=True)(*given), attend(*given))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

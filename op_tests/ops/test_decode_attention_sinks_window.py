@@ -1,6 +1,7 @@
-"""Sinks, sliding window and soft cap of decode attention, over fp8 and int4 caches, on both architectures.
+"""Sinks, sliding window and soft cap of decode attention over fp8 caches, on both architectures.
 
-Bounds are those of attention_cases; Data that must come out exactly is compared bit for bit.
+Bounds are those of attention_cases; data that must come out exactly is compared bit for bit. Over the other kinds of
+caches they are in test_decode_attention_kinds, all three together.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ import math
 
 import pytest
 import torch
-from helpers.attention_cases import FP8, NAN_CODE, case, check, expanded, lengths, paged, rng
+from helpers.attention_cases import FP8, NAN_CODE, case, check, lengths, paged, rng
 
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
-from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
-from hipforge.ops.reference.attention import dequantize_kv_int4, paged_attention, quantize_kv_int4
+from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 
 pytestmark = [
     pytest.mark.gfx942("counts_once or zeros or leak or exact or read or capped or everything or no_key"),
@@ -196,46 +196,12 @@ def test_random_calls_with_everything(seed):
     check(q, k.double(), v.double(), seqlens, out, lse, d**-0.5, **options)
 
 
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
-@pytest.mark.parametrize("split_k", [1, 3])
-def test_int4_caches_with_everything(d, split_k):
-    """Beside the torch path over the same bits: its roundings are those that the int4 tests bound, 2^-7 + 2^-8 here."""
-    batch, mq, heads, keys, groups = 2, 3, 2, 90, 4
-    q = torch.randn(1, batch * mq, 1, heads, d, generator=rng(d)).bfloat16()
-    k, v = (quantize_kv_int4(torch.randn(batch, keys, 1, d, generator=rng(d + i)), groups) for i in (1, 2))
-    options = {"sinks": torch.tensor([1.0, -1.0]), "window": 50, "softcap": 4.0}
-    out, lse = decode_attention_splitk(
-        q, expanded(k.flatten(0, 1).unsqueeze(0), heads), expanded(v.flatten(0, 1).unsqueeze(0), heads), None, None,
-        lengths(90, 20), num_groups=groups, split_k=split_k, **options,
-    )  # fmt: skip
-    sides = (dequantize_kv_int4(x, groups) for x in (k, v))
-    want, want_lse = paged_attention(
-        q.view(batch, mq, heads, d).double(), *sides, None, lengths(90, 20), d**-0.5, True, **options
-    )
-    largest = dequantize_kv_int4(v, groups).abs().max()
-    # K rounded to bfloat16 moves a score by at most 2^-8 of sum |q k| / sqrt(D), under 2^-4 for these data.
-    assert (out.view_as(want).double() - want).abs().max() <= (2.0**-3 + 2.0**-6) * largest
-    assert (lse.view_as(want_lse) - want_lse).abs().max() <= 2.0**-4
-
-
 def test_the_torch_path_takes_them_too():
     q, k, v = case(2, 2, 1, 2, 528, 60)
     options = {"sinks": torch.tensor([0.5, -1.0]), "window": 9, "softcap": 2.0}
     told = hipforge.explain(decode_attention_fp8, q, k, v, None, lengths(60, 5), **options)
     assert told.path == "torch"
     run_and_check(q, k, v, lengths(60, 5), **options)
-
-
-def test_a_traced_call_is_the_eager_one():
-    q, k, v = case(2, 1, 1, 4, 64, 96)
-
-    def attend(q, k, v, seqlens, sinks):
-        return decode_attention_fp8(q, k, v, None, seqlens, return_lse=True, sinks=sinks, window=40, softcap=3.0)
-
-    given = (q, k, v, lengths(96, 50), torch.randn(4, generator=rng(1)))
-    traced = torch.compile(attend, backend="eager", fullgraph=True)(*given)
-    for got, want in zip(traced, attend(*given), strict=True):
-        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize(

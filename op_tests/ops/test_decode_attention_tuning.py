@@ -19,7 +19,7 @@ from hipforge.ops.core.kernel import parsed, spelled
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.decode_attention import family, kernels
 from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
-from hipforge.ops.decode_attention.kernels import BLOCK_M, BLOCKS_N, FP8, WAVES, accepts_configuration
+from hipforge.ops.decode_attention.kernels import BLOCKS_N, FP8, WAVES
 from hipforge.tuning import driver
 from hipforge.tuning.families import decode_attention as tuner
 from hipforge.tuning.families.decode_attention import counts as counting
@@ -34,12 +34,6 @@ ARCH = devices.current().default_arch
 CU_COUNT = devices.current().cu_count()
 SMALL = AttentionCell(1, 4, 64, 0, 256, 2)
 KEY = (ARCH, CU_COUNT, 2, 1, 4, 64, 256, 0)
-
-
-@pytest.mark.parametrize("refused", [(64, 8), (128, 1), (65, 4), (64, 0)])
-def test_tiles_over_64_by_64_and_more_than_4_waves_are_refused(refused: tuple[int, int]) -> None:
-    assert not accepts_configuration(BLOCK_M, *refused)
-    assert not accepts_configuration(128, 64, 1) and accepts_configuration(64, 64, 4)
 
 
 def test_candidates_pass_the_filter_and_leave_no_split_empty(monkeypatch: pytest.MonkeyPatch) -> None:
