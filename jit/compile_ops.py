@@ -280,7 +280,7 @@ class Stub:
             extension = python_module.import_extension(loaded.path / "module.so", module.name)
             function = abi.wrap(python_module.function_of(extension, module.name, self.entry), self.signature)
             return function if divert is None else diverting(function, self.signature, divert)
-        return abi.bind(loaded.library, self.entry, self.signature, divert=divert)
+        return abi.bind(loaded.library, self.entry, self.signature, divert=divert, module=module.name)
 
 
 class _Dispatch:
@@ -325,8 +325,7 @@ class _Dispatch:
         if self.divert is not None and _belongs_to_dispatcher(args):
             return self.divert
         _check_kinds(self.stub.signature, args)
-        chosen = self.stub.variant(*args) if self.stub.variant else {}
-        variant = {name: value if isinstance(value, str) else operator.index(value) for name, value in chosen.items()}
+        variant = _with_integers(self.stub.variant(*args)) if self.stub.variant else {}
         values = tuple(variant.values())
         key = (arch, values) if arch is not None else values[0] if len(values) == 1 else values
         with self.lock:
@@ -344,8 +343,20 @@ def _by_parameters(signature: Signature, parameters: Mapping[str, str]) -> Varia
             f"stub {signature.name} takes a variant from its parameter {unknown[0]!r}, which it has not; it has "
             f"{', '.join(signature.names)}"
         )
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters}
+    no_value = [name for name in parameters.values() if kinds[name] not in (INT, BOOL, STR)]
+    if no_value:
+        raise ConfigError(
+            f"stub {signature.name} takes a variant from its parameter {no_value[0]!r}, {MUST_BE[kinds[no_value[0]]]}; "
+            "accepted: a parameter annotated int, bool or str"
+        )
     places = [(name, signature.names.index(parameter)) for name, parameter in parameters.items()]
     return lambda *given: {name: given[place] for name, place in places}
+
+
+def _with_integers(variant: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a variant with ints for what counts as one, such as numpy's; the check of values sees the others."""
+    return {name: operator.index(value) if hasattr(value, "__index__") else value for name, value in variant.items()}
 
 
 def _check_variant(stub: Stub, module: ModuleEntry, variant: Mapping[str, int | str]) -> None:
@@ -356,7 +367,7 @@ def _check_variant(stub: Stub, module: ModuleEntry, variant: Mapping[str, int | 
         )
     for name, value in variant.items():
         accepted = module.variants[name]
-        if value not in accepted:
+        if not isinstance(value, int | str) or value not in accepted:
             raise GuardError(
                 f"{stub.signature.name}: {name} = {value!r} is not supported; accepted: {', '.join(map(str, accepted))}"
             )

@@ -315,6 +315,8 @@ def _entry(origin: Path, name: str, values: Any) -> ModuleEntry:
     if not (checked.get("srcs") or several.get("srcs") or checked.get("blob_gen_cmd")):
         raise ConfigError(f"{origin}: {name}: srcs: at least one source, or a blob_gen_cmd that writes some")
     entry = ModuleEntry(name=name, origin=origin, by_vendor=several, **{"srcs": (), **checked})
+    if "srcs" in several and not entry.blob_gen_cmd:
+        entry = _where_there_are_sources(entry, reader, named="archs" in values)
     for arch, rows in entry.build_ahead.items():
         for row in rows:
             if len(row) != len(entry.variants) or not all(map(_is_in, row, entry.variants.values())):
@@ -322,6 +324,16 @@ def _entry(origin: Path, name: str, values: Any) -> ModuleEntry:
                 problem = f"{list(row)} is not a variant: give a value for each of {names}"
                 raise reader.fail(f"build_ahead.{arch}", problem)
     return entry
+
+
+def _where_there_are_sources(entry: ModuleEntry, reader: _Reader, *, named: bool) -> ModuleEntry:
+    """Return an entry with sources by vendor for the architectures that have any; those that it names must."""
+    bare = [arch for arch in entry.archs if not entry.for_vendor(ARCHS[arch].vendor).srcs]
+    if bare and named:
+        raise reader.fail("archs", f"{bare[0]} has no sources: srcs has none for {ARCHS[bare[0]].vendor}; leave it out")
+    if len(bare) == len(entry.archs):
+        raise reader.fail("srcs", "at least one source, or a blob_gen_cmd that writes some")
+    return replace(entry, archs=tuple(arch for arch in entry.archs if arch not in bare))
 
 
 def _is_in(value: VariantValue, accepted: tuple[VariantValue, ...]) -> bool:

@@ -28,6 +28,7 @@ import click
 from helpers.bench import Figure, finish
 
 from hipforge import plots
+from hipforge.cli.options import Output
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "bench_sources"
@@ -447,7 +448,7 @@ def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Figu
     show_default=True,
     help="What to measure; 'all' builds every shipped module, which takes minutes.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the rows to a file too.")
+@click.option("--json", "json_path", type=Output(), help="Write the rows to a file too.")
 @click.option("--fresh", is_flag=True, help="Build the machine's parts from nothing and time that.")
 @plots.OPTION
 def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | None) -> None:

@@ -41,6 +41,7 @@ from helpers.bench import table_of, write_csv
 
 import hipforge
 from hipforge import devices, plots
+from hipforge.cli.options import Output
 from hipforge.cli.output import console
 from hipforge.emulator.timing import Capture, estimate, machines, model
 from hipforge.ops.core.formats import BLOCK
@@ -274,7 +275,7 @@ def plot(rows: Sequence[Compared], path: Path) -> None:
 @click.option("--large", is_flag=True, help=f"MXFP4 problems with M above {SMALL_M}")
 @click.option("--floor", is_flag=True, help="also model a kernel that only reads the weights")
 @click.option("--seed", default=1, show_default=True)
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="also write the table here")
+@click.option("--csv", "csv_path", type=Output(), help="also write the table here")
 @plots.OPTION
 def main(
     folder: Path,

@@ -86,16 +86,18 @@ def bind(
     *,
     divert: Callable[..., Any] | None = None,
     binder: Binder | None = None,
+    module: str | None = None,
 ) -> Callable[..., None]:
     """Return a callable of ``hf_entry_<entry>`` in ``library``, which it keeps loaded.
 
     It takes the arguments of ``signature``, positional or by keyword. ``divert`` is called with them instead when a
-    tensor is a subclass (such as a FakeTensor), a meta tensor, or a torch dispatch mode is active.
+    tensor is a subclass (such as a FakeTensor), a meta tensor, or a torch dispatch mode is active. ``module`` is the
+    name that errors give the library.
 
     Raises:
         ConfigError: the library has no such entry, another ABI version, or the entry's own signature differs.
     """
-    where = f"module {Path(library._name).name!r}" if library._name else "module"
+    where = module or str(library._name)
     try:
         address = _address(library, f"hf_entry_{entry}")
     except AttributeError:

@@ -24,12 +24,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hipforge import devices, plots
+from hipforge.cli.options import Output
 from hipforge.cli.output import console
 from hipforge.emulator.counting import Counters
 from hipforge.tuning import timing
 
 Row = Mapping[str, Any]
-TO_CSV = click.option("--csv", "csv_path", type=click.Path(path_type=Path), help="Also write the rows here.")
+TO_CSV = click.option("--csv", "csv_path", type=Output(), help="Also write the rows here.")
 
 
 @dataclass(frozen=True)

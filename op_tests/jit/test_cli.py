@@ -63,7 +63,14 @@ print("imported:", *(name for name in ("torch", "rich", "hipforge.jit") if name 
         (("time-model", "no-such.json"), "no-such.json cannot be read"),
         (("bench-model", "no-such.json"), "no-such.json cannot be read"),
         (("time", "mxfp8_linear", "4,768"), "expected M,N,K"),
+        (("explain", "fused_moe_mxfp4", "4,384,1024,8,9"), "TOPK must be at most E (8); got 9"),
+        (("time", "topk_gating", "4,8,9"), "TOPK must be at most E (8); got 9"),
+        (("time", "--help"), "  residual_rms_fp8_dynamic "),
         (("explain", "mxfp8_liner", "4,768,6144"), "mxfp8_linear"),
+        (("time", "mxfp8_linear", "4,768,64", "--trace", "/no/such/t.json"), "there is no folder /no/such; make it"),
+        (("time", "mxfp8_linear", "4,768,64", "--plot", "t.nonsense"), "t.nonsense cannot be written: formats are"),
+        (("bench", "--report", "/proc"), "'/proc' is a directory"),
+        (("bench", "--page", "/no/such/t.md"), "there is no folder /no/such; make it"),
     ],
 )
 def test_help_and_wrong_words_are_answered_before_torch_is_imported(words: tuple[str, ...], told: str) -> None:
@@ -377,7 +384,7 @@ def drawn(folder: Path, *words: str) -> None:
     assert result.exit_code == 0, result.output
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     refused = invoke(*words, "--plot", str(folder / "picture.nonsense"))
-    assert refused.exit_code == 1 and "picture.nonsense cannot be written" in refused.output
+    assert refused.exit_code == 2 and "picture.nonsense cannot be written" in refused.output
 
 
 def test_registers_are_drawn_against_occupancy(stand_in: StandIn, tmp_path: Path) -> None:

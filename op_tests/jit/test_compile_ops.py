@@ -229,6 +229,18 @@ def test_an_undeclared_variant_value_is_a_guard_error_with_the_accepted_ones():
         variant_out(torch.empty(2), torch.ones(2))
 
 
+def test_a_variant_value_that_is_no_integer_is_a_guard_error_with_the_accepted_ones():
+    @compile_ops(
+        "module_test_scale_variants", fc_name="scale_out", variant=lambda out, x, bias, factor: {"FACTOR": factor}
+    )
+    def of_a_float(
+        out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None, factor: float = 2.0
+    ) -> None: ...
+
+    with pytest.raises(GuardError, match=r"of_a_float: FACTOR = 3\.0 is not supported; accepted: 1, 3"):
+        of_a_float(torch.empty(2), torch.ones(2), None, 3.0)
+
+
 def test_a_wrong_argument_is_named_before_the_variant_function_trips_over_it():
     variant_out(torch.empty(3), torch.ones(3))
     with pytest.raises(GuardError, match=r"variant_out: argument 'x' must be a torch\.Tensor; got int"):
@@ -244,6 +256,14 @@ def test_a_wrong_argument_of_a_first_call_builds_nothing(isolated_cache):
     with pytest.raises(GuardError, match="argument 'n' must be an int; got str"):
         never_built_out(torch.empty(1), "x")
     assert list(isolated_cache.rglob("*.so")) == []
+
+
+def test_an_entry_that_the_source_does_not_export_is_told_with_its_module():
+    @compile_ops("module_test_scale")
+    def not_exported(out: torch.Tensor) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"^module_test_scale exports no entry 'not_exported'; .*HF_EXPORT"):
+        not_exported(torch.empty(1))
 
 
 def test_variant_names_that_the_module_does_not_have_are_a_config_error():
@@ -593,3 +613,8 @@ def test_a_variant_is_taken_from_the_parameter_that_is_named_wherever_it_stands(
 
         @compile_ops("module_test_scale_variants", variant={"FACTOR": "facto"})
         def misspelt(out: torch.Tensor, x: torch.Tensor) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"its parameter 'factor', a float; accepted: .* annotated int, bool or str"):
+
+        @compile_ops("module_test_scale_variants", variant={"FACTOR": "factor"})
+        def of_another_kind(out: torch.Tensor, x: torch.Tensor, factor: float) -> None: ...

@@ -117,6 +117,11 @@ def test_a_source_by_vendor_and_a_limit_in_the_vendors_words(module: Module) -> 
         resource_limits={"max_registers": 4, "max_vgprs": 1},
     )
     assert entry.srcs == ("${MODULE_DIR}/absent.cu",) and entry.for_vendor("nvidia").flags_extra_hip == ()
+    assert module(srcs={"nvidia": ["fill.cu"]}).archs == ("sm_90",)
+    with pytest.raises(ConfigError, match=r"archs: gfx942 has no sources: srcs has none for amd; leave it out"):
+        module(srcs={"nvidia": ["fill.cu"]}, archs=["gfx942", "sm_90"])
+    with pytest.raises(ConfigError, match=r"srcs: at least one source"):
+        module(srcs={"nvidia": []})
     with pytest.raises(Exception, match=r"fill.*: registers is \d+, max_registers is 4"):
         obtain.module(hip_module.request(entry, {}, "sm_90"))
 

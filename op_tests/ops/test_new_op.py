@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -99,7 +101,7 @@ def test_an_op_of_ones_own_runs_its_tests_and_every_command_takes_it(tmp_path, m
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
     own = ("--register", "toy_scale.py")
     command("build", "module_toy_scale", *own)
-    assert "toy_scale<__hip_bfloat16>" in command("inspect", "module_toy_scale", *own)
+    assert "toy_scale_kernel<__hip_bfloat16>" in command("inspect", "module_toy_scale", *own)
     assert "s_endpgm" in command("disasm", "module_toy_scale", *own)
     assert "hit" in command("cache", "why", "module_toy_scale", *own)
     assert "wave-instructions" in command("profile", "toy_scale", "rows=2,columns=64", *own)
@@ -122,6 +124,22 @@ def test_a_file_of_calls_that_is_not_one_is_refused(text, words, tmp_path):
         path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         add_calls_of(path)
+
+
+@pytest.mark.parametrize("name", ["torch", "random", "float"])
+def test_an_op_of_ones_own_does_not_take_the_name_of_a_module(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"{name}\.py would hide Python's .*{name}.*; choose another name"):
+        new_op.write(name, tmp_path, here=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_registered_file_that_is_called_like_a_module_does_not_become_it(tmp_path):
+    (tmp_path / "json.py").write_text("CALLS = {'of_json': lambda rows=1: None}")
+    try:
+        add_calls_of(tmp_path / "json.py")
+        assert "of_json" in SUBJECTS and importlib.import_module("json") is json
+    finally:
+        SUBJECTS.pop("of_json", None)
 
 
 @pytest.mark.parametrize("name", ["Toy", "1op", "a-b", "class", "../x", ""])

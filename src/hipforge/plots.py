@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hipforge import archs
+from hipforge.cli.options import Output
 from hipforge.errors import ConfigError
 from hipforge.jit.demangle import fit, short_name
 
@@ -21,9 +22,24 @@ if TYPE_CHECKING:
     from hipforge.emulator.timing import Machine, Start
     from hipforge.emulator.timing.context import Timed
 
-OPTION = click.option(
-    "--plot", "picture", type=click.Path(path_type=Path), help="Also write a picture (needs matplotlib)."
-)
+
+class Picture(Output):
+    """A picture that a command draws last: also a suffix without a format, or no matplotlib, is refused first."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        path = super().convert(value, param, ctx)
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+        except ImportError:
+            self.fail("a plot needs matplotlib: pip install matplotlib", param, ctx)
+        formats = FigureCanvasBase.get_supported_filetypes()
+        if path.suffix and path.suffix[1:].lower() not in formats:
+            self.fail(f"{path} cannot be written: formats are {', '.join(formats)}; got {path.suffix}", param, ctx)
+        return path
+
+
+OPTION = click.option("--plot", "picture", type=Picture(), help="Also write a picture (needs matplotlib).")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import click
 
 from hipforge import __version__, archs, devices, ops
 from hipforge.cli import output
+from hipforge.cli.options import Output
 from hipforge.errors import ConfigError
 
 AMD = "AMD, MI355X"
@@ -168,8 +169,8 @@ class Part:
 
 
 @click.command("bench")
-@click.option("--report", type=click.Path(path_type=Path), help="Write the times as JSON.")
-@click.option("--page", type=click.Path(path_type=Path), help="Write them as a page in Markdown.")
+@click.option("--report", type=Output(), help="Write the times as JSON.")
+@click.option("--page", type=Output(), help="Write them as a page in Markdown.")
 @click.option("--from", "source", type=click.Path(path_type=Path), help="Take the times from this report; run nothing.")
 @click.option("--merge", type=click.Path(path_type=Path, file_okay=False),
               help="Put measured times into the tuned tables of this folder.")  # fmt: skip

@@ -6,12 +6,14 @@ say; the one that is kept as text, because type checkers read it, is written aga
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import os
 import re
 import subprocess
 import sys
 from importlib import resources
+from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
 
@@ -67,6 +69,9 @@ def write(name: str, root: Path, *, here: bool = False) -> list[Path]:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ConfigError(f"an op's name is a Python identifier in lower case, as in rms_norm; got {name!r}")
     if here:
+        where = _module_of_that_name(name, root)
+        if where is not None:
+            raise ConfigError(f"{name}.py would hide Python's {where}; choose another name")
         return _written({template: root / place.format(name=name) for template, place in FILES_HERE.items()}, name)
     missing = [place for place in (TYPED_NAMES, _GENERATOR) if not (root / place).is_file()]
     if missing:
@@ -79,6 +84,17 @@ def write(name: str, root: Path, *, here: bool = False) -> list[Path]:
     environment = {**os.environ, "PYTHONPATH": str(root.resolve() / "src")}
     subprocess.run([sys.executable, str(root / _GENERATOR)], check=True, env=environment)
     return written
+
+
+def _module_of_that_name(name: str, folder: Path) -> str | None:
+    """Return what ``import name`` or the name alone means before ``folder`` has a file of it, or None."""
+    if hasattr(builtins, name):
+        return f"built-in {name}"
+    if name in sys.stdlib_module_names:
+        return f"own module {name}"
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder.resolve()]
+    found = PathFinder.find_spec(name, elsewhere)
+    return f"module {name}, {found.origin}" if found is not None and found.origin is not None else None
 
 
 def _written(targets: dict[str, Path], name: str) -> list[Path]:

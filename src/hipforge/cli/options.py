@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,10 +36,11 @@ def add_calls_of(path: Path) -> None:
     """
     from hipforge.cli.operands import SUBJECTS, Subject
 
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"hipforge registered {path.stem}"  # that no import has: torch.py must not become torch
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--register {path}: there is no such Python file")
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for op, call in getattr(module, "CALLS", {}).items():
         numbers = inspect.signature(call).parameters.values()
@@ -55,6 +57,22 @@ REGISTER_OPTION = click.option(
     "--register", multiple=True, type=click.Path(path_type=Path), callback=_register, is_eager=True, expose_value=False,
     help="Ops of your own: a JSON file of modules, or a Python file that registers one.",
 )  # fmt: skip
+
+
+class Output(click.Path):
+    """A file that a command writes last: one that cannot be written is a usage error before the work for it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path; the file need not exist, its folder must, and take files."""
+        path = Path(super().convert(value, param, ctx))
+        if not path.parent.is_dir():
+            self.fail(f"{path} cannot be written: there is no folder {path.parent}; make it first", param, ctx)
+        if not path.exists() and not os.access(path.parent, os.W_OK | os.X_OK):
+            self.fail(f"{path} cannot be written: no permission to write into {path.parent}", param, ctx)
+        return path
 
 
 class SuggestingGroup(click.Group):

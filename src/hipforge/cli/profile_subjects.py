@@ -43,8 +43,6 @@ def _grouped(op: str) -> Callable[[int, int, int, int, int], partial[Any]]:
         from hipforge.ops.moe import DEFAULT_BLOCK_M
         from hipforge.ops.reference.moe import moe_align_block_size
 
-        if top_k > experts:
-            raise ConfigError(f"TOPK must be at most E ({experts}); got {top_k}")
         routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))
         slots = moe_align_block_size(routing.topk(top_k, dim=1).indices.int(), DEFAULT_BLOCK_M, experts)
         weights = of_experts(experts, *mxfp8(n, k, seed=1, scale=0.1))
@@ -187,8 +185,9 @@ SUBJECTS |= {
     **{op: _declared(op, shape) for op, shape in ops.examples().items()},
 }
 
+_WIDTH = max(map(len, SUBJECTS)) + 2
 SHAPES_HELP = "\b\nSHAPE by OP, as numbers or by name (m=4,n=768,k=6144):\n" + "\n".join(
-    f"  {op:<24}{','.join(subject.shape):<15} as in {','.join(map(str, subject.example))}"
+    f"  {op:<{_WIDTH}}{','.join(subject.shape):<15} as in {','.join(map(str, subject.example))}"
     for op, subject in SUBJECTS.items()
 )
 
@@ -238,7 +237,12 @@ def parsed(op: str, shape: str) -> list[int]:
     """
     if op not in SUBJECTS:
         raise ConfigError(_no_op(op))
-    return shapes.parse(shape, SUBJECTS[op].shape, SUBJECTS[op].example)
+    subject = SUBJECTS[op]
+    numbers = shapes.parse(shape, subject.shape, subject.example)
+    named = dict(zip(subject.shape, numbers, strict=True))
+    if not subject.own and "TOPK" in named and named["TOPK"] > named.get("E", named["TOPK"]):
+        raise ConfigError(f"shape {shape!r}: TOPK must be at most E ({named['E']}); got {named['TOPK']}")
+    return numbers
 
 
 def subject_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hipforge import archs, devices
+from hipforge import archs, devices, plots
 from hipforge.cli import decode_step, output
 from hipforge.cli.profile_subjects import making_operands
 from hipforge.errors import ConfigError
@@ -84,7 +84,7 @@ def model_step(model: decode_ops.Model, batch: int, context: int, known: dict[An
               help="Leave out attention, of a model whose attention has no op here.")  # fmt: skip
 @click.option("--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Also write stacked bars (needs matplotlib).")
+@click.option("--plot", "picture", type=plots.Picture(), help="Also write stacked bars (needs matplotlib).")
 def command(
     config: Path,
     batches: tuple[int, ...],

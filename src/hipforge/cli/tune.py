@@ -16,6 +16,7 @@ import click
 import hipforge
 from hipforge import ops
 from hipforge.cli.options import SuggestingGroup
+from hipforge.plots import Picture
 from hipforge.settings import FORMER_TABLES
 from hipforge.tuning.options import CELLS, OPTIONS
 
@@ -88,7 +89,7 @@ def command_of(family: str) -> click.Command:
             ["--workers"], default=1, show_default=True, type=click.IntRange(min=1), help="Processes (emulator only)."
         ),
         click.Option(["--ray"], metavar="ADDRESS", help="Run on this Ray cluster: auto or HOST:PORT (emulator only)."),
-        click.Option(["--plot", "picture"], type=path, help="Draw the candidates' times here (needs matplotlib)."),
+        click.Option(["--plot", "picture"], type=Picture(), help="Draw the candidates' times here (needs matplotlib)."),
     ]
     return click.Command(family, params=common, help=_text(family), epilog=MEASURED, callback=run)
 
