@@ -287,6 +287,9 @@ def test_shards_are_read_by_their_index_and_scales_may_be_elsewhere(tmp_path: Pa
     assert sorted(loaded) == ["e.weight", "e.weight_scale", "x"]
     assert same_numbers((loaded["e.weight"][0], loaded["e.weight_scale"][0]), (q, scale))
     assert list(loaded).index("e.weight_scale") == list(loaded).index("e.weight") + 1
+    index.write_text(json.dumps({"weight_map": {**listed, "z": "part-1.safetensors"}}))
+    with pytest.raises(ConfigError, match=r"^z is not in .*part-1.safetensors, .* lists it, one of 1 such tensors: "):
+        weights.load(tmp_path)
     (tmp_path / "part-2.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"part-2.safetensors is missing; model.safetensors.index.json lists it"):
         weights.load(tmp_path)

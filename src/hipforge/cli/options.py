@@ -67,7 +67,7 @@ class Output(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path; the file need not exist, its folder must, and take files."""
-        path = Path(super().convert(value, param, ctx))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"{path} cannot be written: there is no folder {path.parent}; make it first", param, ctx)
         if not path.exists() and not os.access(path.parent, os.W_OK | os.X_OK):

@@ -91,14 +91,22 @@ def entries_of(path: Path) -> dict[str, Entry]:
         path: a safetensors file, or a folder of them; ``*.safetensors.index.json`` says which where there is one.
 
     Raises:
-        ConfigError: nothing is there, a file is missing, cut off or not a safetensors file, or a key is in two.
+        ConfigError: nothing is there, a file is missing, cut off or not a safetensors file, a key is in two, or one
+            that the index lists is in none.
     """
     found: dict[str, Entry] = {}
-    for file in _files(path):
+    files, listed = _files(path)
+    for file in files:
         for entry in sorted(_header(file), key=lambda entry: entry.offset):
             if entry.key in found:
                 raise ConfigError(f"{entry.where} is in {found[entry.key].file} too; a checkpoint has each tensor once")
             found[entry.key] = entry
+    absent = [key for key in listed if key not in found]
+    if absent:
+        raise ConfigError(
+            f"{absent[0]} is not in {path / listed[absent[0]]}, where the index lists it, one of {len(absent)} such "
+            "tensors: the file is of another checkpoint, or was written in part; download it again"
+        )
     return found
 
 
@@ -127,9 +135,10 @@ def _object(file: Path, parsed: dict[str, Any], key: str) -> dict[str, Any]:
     return value or {}
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the files of a checkpoint, and the file's name of each tensor that an index lists."""
     if is_a(Path.is_file, path):
-        return [path]
+        return [path], {}
     if not is_a(Path.is_dir, path):
         raise ConfigError(f"{path} is neither a safetensors file nor a folder of them")
     for index in sorted(path.glob("*.safetensors.index.json")):
@@ -140,14 +149,14 @@ def _files(path: Path) -> list[Path]:
         for file in files:
             if not is_a(Path.is_file, file):
                 raise ConfigError(f"{file} is missing; {index.name} lists it")
-        return files
+        return files, names
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"there is no *.safetensors file in {path}")
     for file in files:
         if not is_a(Path.is_file, file):
             raise ConfigError(f"{file} is not a regular file, or a link to none; download it again, or remove it")
-    return files
+    return files, {}
 
 
 def _json(file: Path) -> dict[str, Any]:
