@@ -15,6 +15,7 @@ from helpers.mxfp8_grouped_cases import ODD_TILES
 
 import hipforge
 from hipforge import emulator
+from hipforge.cli.profile_subjects import call_of
 from hipforge.errors import GuardError
 from hipforge.ops import moe
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -317,3 +318,16 @@ def test_a_place_that_the_weights_do_not_have_is_refused_or_remote(
         fused_moe_mxfp8(**parts, expert_map=expert_map)
     monkeypatch.setattr(moe, "_check_places", lambda *given: None)  # as on a GPU, where nobody looks
     assert torch.equal(fused_moe_mxfp8(**parts, expert_map=expert_map), want)
+
+
+@pytest.mark.parametrize("weights", ["mxfp8", "mxfp4", "fp8"])
+def test_meta_operands_give_meta_results_of_the_same_shape(weights: str) -> None:
+    def on_meta(op: str, n: int) -> Any:
+        call = call_of(op, f"m=3,n={n},k=64,e=4,topk=2")
+        place = [part.to("meta") if isinstance(part, torch.Tensor) else part for part in call.args]
+        return call.func(*place, **call.keywords)
+
+    linear, layer = on_meta(f"grouped_{weights}_linear", 32), on_meta(f"fused_moe_{weights}", 32)
+    q, scales = on_meta(f"grouped_swiglu_{weights}", 64)
+    assert linear.is_meta and linear.shape == (6, 32) and layer.is_meta and layer.shape == (3, 64)
+    assert q.is_meta and scales.is_meta and q.shape == (6, 32) and len(scales) == 6

@@ -106,6 +106,8 @@ def by_expert(parts: Operands, product: Callable[[torch.Tensor, int], torch.Tens
 
     An expert with slots at a time, so that memory holds one expert dequantised.
     """
+    if parts.a_q.is_meta:  # which experts have slots is not known, nor needed for a shape
+        return torch.empty(int(parts.num_valid_tokens), parts.w.shape[1], dtype=torch.float32, device="meta")
     devices.refuse_in_capture("read on the host which experts have slots, as the torch path of a grouped GEMM does")
     experts, n, _ = parts.w.shape
     # Any integer type was accepted, but torch repeats only by an int.
