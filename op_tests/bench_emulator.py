@@ -40,7 +40,7 @@ MFMAS = 4000
 DEFAULT_QUANTUM, LONG_QUANTUM = Options.quantum, 48
 
 MFMA_KERNEL = """
-#include <hip/hip_runtime.h>
+#include "hip.h"
 typedef int i32x8 __attribute__((ext_vector_type(8)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 __global__ void mfmas(f32x4* out, const i32x8* in, int count) {

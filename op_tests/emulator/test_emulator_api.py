@@ -21,7 +21,7 @@ from hipforge.emulator import configuration, counting, report, runtime
 from hipforge.errors import ConfigError, EmulatorFault, GuardError, LaunchError
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 struct Pair { int a; double b; };
 
 __global__ void axpy(float* y, const float* x, float a, int n) {
@@ -169,7 +169,7 @@ def test_a_disassembly_reads_like_objdumps(code: emulator.CodeObject) -> None:
 
 
 def test_code_objects_are_unloaded_with_their_last_reference(tmp_path: Path) -> None:
-    built = hip_compile.device_elf("#include <hip/hip_runtime.h>\n__global__ void f(int* p) { *p = 7; }", tmp_path)
+    built = hip_compile.device_elf('#include "hip.h"\n__global__ void f(int* p) { *p = 7; }', tmp_path)
     own = emulator.CodeObject(built)
     kernel, handle = own.kernels["f"], own.handle
     del own

@@ -17,7 +17,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError, HipforgeError
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 extern "C" __global__ void add(float* y, const float* x, int n) {
   if (threadIdx.x < n) y[threadIdx.x] += x[threadIdx.x];

@@ -11,7 +11,7 @@ from hipforge.emulator.configuration import Checks
 from hipforge.errors import ConfigError, EmulatorFault
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 
 // Wave 0 reads what wave 1 overwrites behind the barrier, and waits for its read only then.

@@ -13,7 +13,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault, LaunchError
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 typedef int v4i __attribute__((ext_vector_type(4)));
 
 extern "C" __global__ void copy(int* y, const int* x, int n, int shift) {

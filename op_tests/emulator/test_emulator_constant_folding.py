@@ -47,7 +47,7 @@ def typed(operation: Folded) -> str:
 
 def source(kind_of_operands: str) -> str:
     """The kernels of every operation on this kind of operands."""
-    parts = ["#include <hip/hip_runtime.h>", HEADER]
+    parts = ['#include "hip.h"', HEADER]
     for number, operation in enumerate(OPERATIONS):
         if operation.kind != kind_of_operands:
             continue

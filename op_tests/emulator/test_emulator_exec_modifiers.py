@@ -305,7 +305,7 @@ def test_bytes_that_are_no_instruction_are_shown(machine: Machine, arch: str) ->
 
 
 PACKED = """
-#include <hip/hip_runtime.h>
+#include "hip.h"
 typedef unsigned short u16x2 __attribute__((ext_vector_type(2)));
 extern "C" __global__ void scale(u16x2* p) { p[threadIdx.x] = p[threadIdx.x] * (u16x2){0x3f80, 0}; }
 """

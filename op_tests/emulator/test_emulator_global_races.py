@@ -13,7 +13,7 @@ from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import EmulatorFault
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define WORKGROUP __HIP_MEMORY_SCOPE_WORKGROUP
 

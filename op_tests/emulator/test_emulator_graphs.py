@@ -13,7 +13,7 @@ from helpers import hip_compile
 from hipforge.emulator import library, runtime
 
 MODULE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define API extern "C" __attribute__((visibility("default")))
 __global__ void scale_add(int* data, int factor, int term) { data[threadIdx.x] = data[threadIdx.x] * factor + term; }
 API hipError_t scale_add_on(hipStream_t stream, int* data, int n, int factor, int term) {

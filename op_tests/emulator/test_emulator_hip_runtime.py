@@ -19,7 +19,7 @@ from hipforge.jit import toolchain
 SOURCE = (Path(hip_compile.__file__).parent / "hip_runtime_module.hip").read_text()
 
 MODULE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 __device__ int bias = 1;
 extern "C" __global__ void scaled_index(int* out, int factor) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -364,7 +364,7 @@ def test_types_agree_with_the_hip_headers(tmp_path: Path) -> None:
 
 
 SPIN = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 __global__ void spin(volatile int* flag) { while (*flag == 0) {} }
 extern "C" int go(int* p) { spin<<<1, 64>>>(p); return hipGetLastError(); }
 """

@@ -202,7 +202,7 @@ def test_a_descriptor_that_enables_exceptions_is_refused(tmp_path: Path, excepti
 
 
 DIVISION = """
-#include <hip/hip_runtime.h>
+#include "hip.h"
 extern "C" __global__ void divide(float* q, const float* a, const float* b) {
   const int i = threadIdx.x;
   q[i] = a[i] / b[i];

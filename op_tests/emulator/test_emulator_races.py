@@ -12,7 +12,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define WORKGROUP __HIP_MEMORY_SCOPE_WORKGROUP
 #define WAIT_LDS "s_waitcnt lgkmcnt(0)\n"
 

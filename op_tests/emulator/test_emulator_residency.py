@@ -13,7 +13,7 @@ from hipforge.emulator.configuration import Checks
 from hipforge.errors import ConfigError, EmulatorFault
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define WORKGROUP __HIP_MEMORY_SCOPE_WORKGROUP
 

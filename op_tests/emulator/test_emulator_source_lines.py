@@ -19,7 +19,7 @@ from hipforge.jit import hip_module, obtain, registry
 from hipforge.jit.cache import cache_dir
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 __device__ __attribute__((noinline)) void leave(int* y, int at) {
   y[at] = 1;  // the store
 }

@@ -10,7 +10,7 @@ from hipforge import emulator
 from hipforge.errors import EmulatorFault
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 
 // --- waves of a group, through LDS
 extern "C" __global__ void lds_data(int* y, int barrier) {

@@ -28,7 +28,7 @@ from hipforge.errors import ConfigError, GuardError
 from hipforge.tuning import timing as timing_on_gpus
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 __global__ void axpy(float* y, const float* x, float a, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[i] += a * x[i];

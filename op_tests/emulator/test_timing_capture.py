@@ -18,7 +18,7 @@ from hipforge.emulator.timing.model import simulate
 from hipforge.errors import ConfigError, GuardError
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 __global__ void twice(int* out, const int* in) {
   const int i = blockIdx.x * 64 + threadIdx.x;
   out[i] = 2 * in[i];

@@ -14,7 +14,7 @@ from hipforge.emulator.timing import machines, model, report
 from hipforge.emulator.timing.capture import Capture
 
 SOURCE = r"""
-#include <hip/hip_runtime.h>
+#include "hip.h"
 #define TAKEN "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", \
     "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31", "memory"
 #define REPEAT(n, text) asm volatile(".rept " #n "\n" text "\n.endr" ::: TAKEN)
@@ -57,8 +57,8 @@ typedef float float4_ __attribute__((ext_vector_type(4)));
 __global__ void copy(float4_* out, const float4_* in, int per_group, int stores) {
   float4_ sum = {};
   for (int i = 0; i < per_group; i += 256) {
-    const float4_ x = in[size_t(blockIdx.x) * per_group + i + threadIdx.x];
-    if (stores) out[size_t(blockIdx.x) * per_group + i + threadIdx.x] = x;
+    const float4_ x = in[uint64_t(blockIdx.x) * per_group + i + threadIdx.x];
+    if (stores) out[uint64_t(blockIdx.x) * per_group + i + threadIdx.x] = x;
     sum += x;
   }
   if (!stores) out[blockIdx.x * 256 + threadIdx.x] = sum;

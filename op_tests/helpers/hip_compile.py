@@ -1,4 +1,7 @@
-"""Compiles HIP text with the toolchain that the JIT would choose, straight to one file: no registry, no cache."""
+"""Compiles HIP text with the toolchain that the JIT would choose, straight to one file: no registry, no cache.
+
+A text that includes ``hip.h``, of this folder, is compiled without HIP's own headers and device libraries.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import hipforge.csrc
 from hipforge.jit import toolchain
 from hipforge.jit.roots import Roots
 
+INCLUDE = (Path(__file__).parent, Path(hipforge.csrc.__file__).parent / "include")
+WITHOUT_HIP = ("-nogpuinc", "-nogpulib", *(f"-I{folder}" for folder in INCLUDE))
 
-def _command(arch: str) -> list[str]:
-    chosen = toolchain.select(arch)
+
+def _command(text: str, archs: Sequence[str], flags: Sequence[str]) -> list[str]:
+    chosen = toolchain.select(archs[0])
     roots = Roots(chosen.roots())
-    return [*map(roots.show, ("${HIPCXX}", "-x", "hip", *chosen.tree_flags(), "-O3"))]
+    command = ("${HIPCXX}", "-x", "hip", *chosen.tree_flags(), "-O3", *(f"--offload-arch={arch}" for arch in archs))
+    return [*map(roots.show, command), *(WITHOUT_HIP if '#include "hip.h"' in text else ()), *flags]
 
 
 def _run(command: Sequence[str]) -> None:
@@ -21,16 +29,11 @@ def _run(command: Sequence[str]) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
 
 
-def _offload(archs: Sequence[str]) -> list[str]:
-    return [f"--offload-arch={arch}" for arch in archs]
-
-
 def shared_library(text: str, directory: Path, archs: Sequence[str] = ("gfx950",), flags: Sequence[str] = ()) -> Path:
     """Return a host library whose HIP symbols are undefined, as a module's are."""
     source, library = directory / "source.hip", directory / "module.so"
     source.write_text(text)
-    _run([*_command(archs[0]), *_offload(archs), "-shared", "-fPIC", "-no-hip-rt", *flags, str(source),
-          "-o", str(library)])  # fmt: skip
+    _run([*_command(text, archs, flags), "-shared", "-fPIC", "-no-hip-rt", str(source), "-o", str(library)])
     return library
 
 
@@ -38,7 +41,7 @@ def host_object(text: str, directory: Path, archs: Sequence[str] = ("gfx950",), 
     """Return a host object file."""
     source, made = directory / "source.hip", directory / "source.o"
     source.write_text(text)
-    _run([*_command(archs[0]), *_offload(archs), "-fPIC", *flags, "-c", str(source), "-o", str(made)])
+    _run([*_command(text, archs, flags), "-fPIC", "-c", str(source), "-o", str(made)])
     return made
 
 
@@ -46,8 +49,8 @@ def device_elf(text: str, directory: Path, arch: str = "gfx950", flags: Sequence
     """Return a bare AMDGPU ELF."""
     source, made = directory / "device.hip", directory / f"device-{arch}.co"
     source.write_text(text)
-    _run([*_command(arch), *_offload([arch]), "--cuda-device-only", "--no-gpu-bundle-output", *flags, str(source),
-          "-o", str(made)])  # fmt: skip
+    only = ("--cuda-device-only", "--no-gpu-bundle-output")
+    _run([*_command(text, [arch], flags), *only, str(source), "-o", str(made)])
     return made
 
 
@@ -55,6 +58,6 @@ def device_bundle(text: str, directory: Path, archs: Sequence[str] = ("gfx950",)
     """Return an offload bundle."""
     source, made = directory / "device.hip", directory / "device.hipfb"
     source.write_text(text)
-    _run([*_command(archs[0]), *_offload(archs), "--cuda-device-only", "--gpu-bundle-output", *flags, str(source),
-          "-o", str(made)])  # fmt: skip
+    only = ("--cuda-device-only", "--gpu-bundle-output")
+    _run([*_command(text, archs, flags), *only, str(source), "-o", str(made)])
     return made

@@ -31,7 +31,7 @@ from hipforge.jit.backends.amd.code_object import (
 from hipforge.jit.demangle import base_name, short_name
 
 SOURCE = """
-#include <hip/hip_runtime.h>
+#include "hip.h"
 struct Pair { int a; double b; };
 __constant__ float table[4];
 template <typename T, int N> __global__ void scale(T* y, const T* x, T a, int n, Pair p) {
@@ -63,7 +63,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     both = ("gfx950", "gfx942")
     same = ["-cuid=same"]  # else the hash of the path would be part of the code
     return {
-        "elf": hip_compile.device_elf(SOURCE, sub("elf")),
+        # With HIP's own headers and device libraries, which state a language.
+        "elf": hip_compile.device_elf(SOURCE.replace('"hip.h"', "<hip/hip_runtime.h>"), sub("elf")),
         "bundle": hip_compile.device_bundle(SOURCE, sub("bundle"), both),
         "so": hip_compile.shared_library(SOURCE, sub("so"), both, same),
         "object": hip_compile.host_object(SOURCE, sub("object")),

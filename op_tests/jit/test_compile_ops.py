@@ -73,11 +73,13 @@ HF_EXPORT(bad_grid_out);
 """
 
 VALID = {
-    "module_test_scale": {"srcs": ["scale.cu"]},
-    "module_test_scale_variants": {"srcs": ["scale.cu"], "archs": ["gfx950"], "variants": {"FACTOR": [1, 3]}},
+    "module_test_scale": {"srcs": ["scale.cu"], "bare": True},
+    "module_test_scale_variants": {
+        "srcs": ["scale.cu"], "bare": True, "archs": ["gfx950"], "variants": {"FACTOR": [1, 3]},
+    },
     "module_test_other_arch": {"srcs": ["missing.cu"], "archs": ["gfx942"]},
-    "module_test_broken": {"srcs": ["broken.cu"], "archs": ["gfx950"]},
-}
+    "module_test_broken": {"srcs": ["broken.cu"], "bare": True, "archs": ["gfx950"]},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
