@@ -9,11 +9,15 @@ test_jit_toolchain.py.
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -206,9 +210,17 @@ def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def library_value(entry: cache.Entry) -> int:
-    """Call ``value()`` of a built sample in its own process, so that nothing stays loaded here."""
-    code = f"import ctypes; print(ctypes.CDLL({str(entry.library)!r}).value())"
-    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    """Call ``value()`` of a built sample."""
+    return called(entry.library, "value")
+
+
+def called(library: Path, name: str) -> int:
+    """Call a function of a library: of a copy, as dlopen takes two files of one name and inode for one; none stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = ctypes.CDLL(shutil.copy(library, folder))
+        result = int(getattr(loaded, name)())
+        _ctypes.dlclose(loaded._handle)
+    return result
 
 
 @pytest.fixture

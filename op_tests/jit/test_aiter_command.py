@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from hipforge.aiter_compat import checkout
+from hipforge.aiter_compat import checkout, runner
 from hipforge.cli import aiter, doctor
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
@@ -148,12 +146,19 @@ def test_a_folder_that_is_no_checkout_says_what_is_missing(tmp_path: Path) -> No
 
 
 def run(*words: str) -> tuple[int, dict[str, object]]:
-    command = [sys.executable, "-c", "from hipforge.cli.main import cli; cli()", "aiter", str(CHECKOUT), "test"]
     # No limit of time but a test's own: on a loaded machine a case may take minutes.
-    command += ["--json", "--case-seconds", "0", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, check=False)
+    done = CliRunner().invoke(cli, ["aiter", str(CHECKOUT), "test", "--json", "--case-seconds", "0", *words])
     (report,) = json.loads(done.stdout)
-    return done.returncode, report
+    return done.exit_code, report
+
+
+def ran(file: Path, text: str, monkeypatch: pytest.MonkeyPatch, seconds: float = 0) -> list[tuple[str, str]]:
+    """Run a script here, without a device; returns its cases and what became of each."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    file.write_text(text)
+    cases = runner.Cases(file.with_suffix(".json"), seconds)
+    runner._run(file, cases, 0, None)
+    return [(case["case"], case["status"]) for case in cases.done]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +167,7 @@ def of_many_cases() -> tuple[int, dict[str, object]]:
     before = (CHECKOUT / "op_tests/scale.py").read_text()
     words = ["test_scale(3)", "test_scale(2, wrong=5.0)", "test_scale(1, beyond=8)"]
     words += ["test_uncovered()", "test_aborts()", "test_unbuilt()"]
-    words += ["test_backward()", "test_generator()", "table(1, 0, 2)"]
+    words += ["test_backward()", "test_generator()", "table(1, 0, 2)", "ends()"]
     found = run("op_tests/scale.py", "--", *words)
     assert (CHECKOUT / "op_tests/scale.py").read_text() == before
     return found
@@ -172,9 +177,11 @@ def problems(report: dict[str, object]) -> dict[str, tuple[str, str]]:
     return {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
 
 
-def test_a_test_file_runs_unchanged_and_each_case_is_reported(of_many_cases: tuple[int, dict[str, object]]) -> None:
+def test_a_test_file_runs_unchanged_and_each_case_before_its_end_is_reported(
+    of_many_cases: tuple[int, dict[str, object]],
+) -> None:
     code, report = of_many_cases
-    assert code == 1 and report["end"] == ""
+    assert code == 1 and report["end"] == "the process ended with signal 6"
     assert (report["cases"], report["passed"], report["failed"], report["not_built"]) == (11, 5, 5, 1)
     details = problems(report)
     assert details["test_scale(2, wrong=5.0)"][1].endswith("of the elements differ")
@@ -186,36 +193,26 @@ def test_a_test_file_runs_unchanged_and_each_case_is_reported(of_many_cases: tup
     assert status == "not built" and "AITER_ELSEWHERE" in reason
 
 
-def test_a_case_that_does_not_end_is_stopped_and_an_end_of_the_process_is_reported_with_the_cases_before() -> None:
-    words = ["test_endless()", "test_generator()", "ends()"]  # the second builds and loads nothing
-    code, report = run("--case-seconds", "0.5", "op_tests/scale.py", "--", *words)
-    assert code == 1 and report["end"] == "the process ended with signal 6"
-    assert (report["unfinished"], report["passed"]) == (1, 1)
+def test_a_case_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def test_endless():\n    while True:\n        pass\ndef test_next(): ...\ntest_endless()\ntest_next()\n"
+    found = ran(tmp_path / "endless.py", text, monkeypatch, seconds=0.1)
+    assert found == [("test_endless()", "unfinished"), ("test_next()", "passed")]
 
 
-def test_a_file_that_calls_none_of_its_functions_is_one_case() -> None:
-    _, report = run("op_tests/scale.py")
-    assert (report["cases"], report["passed"], report["end"]) == (1, 1, "")
+def test_a_file_that_calls_none_of_its_functions_is_one_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def test_scale(): ...\nfor case in ():\n    eval(case)\n"
+    assert ran(tmp_path / "scale.py", text, monkeypatch) == [("scale", "passed")]
 
 
-def test_files_of_functions_run_under_pytest() -> None:
-    _, report = run("op_tests/functions.py")
-    assert (report["cases"], report["passed"], report["failed"], report["end"]) == (2, 1, 1, "")
-
-
-def test_of_a_grid_a_sample_runs_each_case_limited_and_judged_by_what_it_compares() -> None:
-    _, report = run("--sample", "4", "--case-seconds", "2", "op_tests/grid.py")
-    assert (report["cases"], report["collected"], report["passed"]) == (4, 8, 1)
-    found = {case["case"]: (case["status"], case["detail"]) for case in report["problems"]}
+def test_of_a_grid_that_a_filter_leaves_a_sample_runs_each_case_limited_and_judged_by_what_it_compares() -> None:
+    """Under pytest, which the file asks for although it could run as a script."""
+    _, report = run("--sample", "4", "--case-seconds", "2", "op_tests/grid.py", "--", "-k", "not 8")
+    assert (report["cases"], report["collected"], report["passed"], report["end"]) == (4, 8, 1, "")
+    found = problems(report)
     assert found["test_grid[2]"][0] == "unfinished"
     status, reason = found["test_grid[4]"]
     assert status == "not built" and "needs Composable Kernel: templates.cu includes ck_tile/core.hpp" in reason
     assert found["test_grid[6]"] == ("failed", "100.0% of the elements differ")
-
-
-def test_a_sample_is_taken_of_the_cases_that_a_filter_leaves() -> None:
-    _, report = run("--sample", "2", "op_tests/grid.py", "--", "-k", "0 or 6")
-    assert (report["cases"], report["collected"], report["passed"], report["failed"]) == (2, 2, 1, 1)
 
 
 @pytest.mark.parametrize("case", ["test_backward()", "test_generator()"])

@@ -333,46 +333,55 @@ def test_random_numbers_are_philox_of_seed_subsequence_and_offset(offset: int) -
 # ---- another commit's struct -----------------------------------------------------------------------------------------
 
 
-def layout_with(folder: Path, old: str, new: str) -> None:
-    copy = shutil.copytree(CHECKOUT, folder / "copy")
-    header = copy / "csrc/include/aiter_tensor.h"
-    text = header.read_text()
-    assert old in text
-    header.write_text(text.replace(old, new))
-    tensors._layout(header, "gfx950")
+def layout_with(folder: Path, *changes: tuple[str, str]) -> tensors.Layout:
+    """Return the layout of the checkout's header after changes of its text."""
+    header = folder / "aiter_tensor.h"
+    text = (CHECKOUT / "csrc/include/aiter_tensor.h").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    header.write_text(text)
+    return tensors._layout(header, "gfx950")
+
+
+FIELDS = {
+    "ptr": (0, 8), "numel_": (8, 8), "ndim": (16, 4), "shape": (24, 64), "strides": (88, 64), "dtype_": (152, 4),
+    "device_id": (156, 4),
+}  # fmt: skip
 
 
 def test_the_struct_of_the_header_is_what_is_filled() -> None:
     layout = tensors.layout_of(registry.module("module_sample_ctypes"), "gfx950")
     assert layout.size == 160 and layout.dimensions == 8
-    assert layout.offsets == {
-        "ptr": 0, "numel_": 8, "ndim": 16, "shape": 24, "strides": 88, "dtype_": 152, "device_id": 156,
-    }  # fmt: skip
+    assert layout.offsets == {name: offset for name, (offset, _) in FIELDS.items()}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("size", "fields", "message"),
     [
-        ("  int device_id;\n", "  int device_id;\n  int64_t storage;\n", "has 168 bytes, of which hipforge knows 160"),
-        ("  int ndim;\n", "  int64_t ndim;\n", "ndim has 8 bytes; hipforge fills 4"),
-        ("  int64_t shape[8];\n", "  int64_t base;\n  int64_t shape[8];\n", "12 bytes before shape"),
-        ("numel_", "count", "are not those that hipforge fills"),
-        ("AITER_DTYPE_u64", "AITER_DTYPE_ulong", "are not those that hipforge fills"),
+        (168, {}, "has 168 bytes, of which hipforge knows 160"),
+        (160, {"ndim": (16, 8)}, "ndim has 8 bytes; hipforge fills 4"),
+        (168, {"shape": (32, 64), "strides": (96, 64), "dtype_": (160, 4), "device_id": (164, 4)},
+         "12 bytes before shape"),
     ],
-)
+)  # fmt: skip
 def test_a_struct_of_another_form_is_refused_with_the_difference(
-    tmp_path: Path, old: str, new: str, message: str
+    size: int, fields: dict[str, tuple[int, int]], message: str
 ) -> None:
+    """What a build says of such a header; the next tests build some."""
     with pytest.raises(ConfigError, match=message):
-        layout_with(tmp_path, old, new)
+        tensors._checked(CONFIG, [{"aiter_tensor_t": (0, size), **FIELDS, **fields}, {}])
+
+
+@pytest.mark.parametrize(("old", "new"), [("numel_", "count"), ("AITER_DTYPE_u64", "AITER_DTYPE_ulong")])
+def test_a_struct_that_lacks_a_name_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match="are not those that hipforge fills"):
+        layout_with(tmp_path, (old, new))
 
 
 def test_fields_in_another_order_are_filled_where_they_are(tmp_path: Path) -> None:
-    copy = shutil.copytree(CHECKOUT, tmp_path / "copy")
-    header = copy / "csrc/include/aiter_tensor.h"
-    text = header.read_text().replace("  size_t numel_;\n", "")
-    header.write_text(text.replace("  int device_id;\n", "  int device_id;\n  size_t numel_;\n"))
-    assert tensors._layout(header, "gfx950").offsets["numel_"] == 152
+    end = "  int device_id;\n"
+    assert layout_with(tmp_path, ("  size_t numel_;\n", ""), (end, f"{end}  size_t numel_;\n")).offsets["numel_"] == 152
 
 
 def test_the_port_of_the_guide_keeps_the_order_of_the_arguments() -> None:

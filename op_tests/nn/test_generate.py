@@ -254,26 +254,31 @@ def test_the_watch_sees_what_torch_computes(monkeypatch: pytest.MonkeyPatch) -> 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def over_two_processes(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(program), *options]
+TWICE = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import decoder, generate
+from torch import distributed
+leave, distributed.destroy_process_group = distributed.destroy_process_group, lambda: None
+generate.main()
+decoder.Ranks.summed = lambda self, x: x
+distributed.init_process_group, distributed.destroy_process_group = lambda *_: None, leave
+generate.main()
+"""
+
+
+def test_two_processes_generate_what_one_does_and_are_found_out_where_they_do_not_add_their_parts_up(
+    tmp_path: Path,
+) -> None:
+    """The second time, in the same processes and their group, the sums are left out."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "twice.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HIPFORGE_EMULATOR_CHECKS": "memory"}  # as a user runs it
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-
-
-def test_two_processes_generate_what_one_does() -> None:
-    done = over_two_processes(EXAMPLES / "generate.py", "--tp", "2", "--tokens", "4")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "qwen3, 2 processes: tokens" in done.stdout and "4 of 4 greedy choices the same" in done.stdout
-
-
-def test_two_processes_that_do_not_add_their_parts_up_are_found_out(tmp_path: Path) -> None:
-    program = tmp_path / "apart.py"
-    program.write_text(
-        f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport decoder, generate\n"
-        "decoder.Ranks.summed = lambda self, x: x\ngenerate.main()\n"
-    )
-    done = over_two_processes(program, "--tp", "2", "--tokens", "2")
-    assert done.returncode != 0, done.stdout
+    command += ["--tp", "2", "--tokens", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "qwen3, 2 processes: tokens" in done.stdout, done.stderr[-3000:]
+    assert "4 of 4 greedy choices the same" in done.stdout, done.stderr[-3000:]
+    assert done.returncode != 0
     assert "too far from those of one process" in done.stderr, done.stderr[-3000:]
 
 

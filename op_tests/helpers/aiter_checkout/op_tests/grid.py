@@ -6,7 +6,7 @@ from aiter import needs_kernels
 from aiter.test_common import checkAllclose
 
 
-@pytest.mark.parametrize("n", range(8))
+@pytest.mark.parametrize("n", range(9))
 def test_grid(n: int) -> None:
     assert n % 2 == 0
     while n == 2:
@@ -15,3 +15,7 @@ def test_grid(n: int) -> None:
         needs_kernels(torch.ones(1, device="cuda"))
     if n == 6:
         checkAllclose(torch.ones(4, device="cuda"), torch.zeros(4, device="cuda"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

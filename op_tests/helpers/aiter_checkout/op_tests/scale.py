@@ -36,11 +36,6 @@ def test_unbuilt() -> None:
     unbuilt(torch.ones(1, device="cuda"))
 
 
-def test_endless() -> None:
-    while True:
-        pass
-
-
 class _Doubled(torch.autograd.Function):
     @staticmethod
     def forward(context: object, x: torch.Tensor) -> torch.Tensor:
