@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.clang import clang
-from helpers.emulator_asm import METADATA
+from helpers.emulator_asm import POINTER, whole_kernel
 from helpers.hip_compile import device_elf
 
 from hipforge import emulator
@@ -127,53 +125,23 @@ def test_an_exchange_may_not_change_the_bytes_past_the_end(code: emulator.CodeOb
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 STALE = """
-.amdgcn_target "amdgcn-amd-amdhsa--gfx950"
-.amdhsa_code_object_version 6
-.text
-.globl stale
-.p2align 8
-.type stale,@function
-stale:
   s_load_dwordx2 s[2:3], s[0:1], 0
   s_load_dword s4, s[0:1], 0x18
   v_lshlrev_b32 v0, 2, v0
   s_waitcnt lgkmcnt(0)
   v_mov_b32 v1, s4
   global_store_dword v0, v1, s[2:3]
-  s_endpgm
-.rodata
-.p2align 6
-.amdhsa_kernel stale
-  .amdhsa_next_free_vgpr 8
-  .amdhsa_next_free_sgpr 16
-  .amdhsa_accum_offset 8
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-.end_amdhsa_kernel
 """
-STALE_KERNEL = """  - .name: stale
-    .symbol: stale.kd
-    .kernarg_segment_size: 8
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
-    .wavefront_size: 64
-    .sgpr_count: 16
-    .vgpr_count: 8
-    .max_flat_workgroup_size: 64
-    .args:
-      - {.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}
-      - {.size: 16, .offset: 8, .value_kind: by_value}
-      - {.size: 4, .offset: 24, .value_kind: by_value}
-"""
+
+
+def stale_kernel(folder: Path, more: str = "") -> Path:
+    """Return a code object whose kernel states 8 bytes of arguments and reads 28; ``more`` instructions end it."""
+    return whole_kernel(STALE + more, folder, name="stale", args=(POINTER, (16, "by_value"), (4, "by_value")))
 
 
 @pytest.fixture(scope="module")
 def stale(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stale")
-    source, image = folder / "k.s", folder / "k.hsaco"
-    source.write_text(STALE + METADATA.format(kernels=STALE_KERNEL))
-    subprocess.run([clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
-    return image
+    return stale_kernel(tmp_path_factory.mktemp("stale"))
 
 
 def test_arguments_past_the_stated_segment_are_passed(stale: Path) -> None:
@@ -229,10 +197,7 @@ def test_a_compressed_bundle_expands_no_further_than_its_header_says() -> None:
 @pytest.mark.parametrize(("register", "accepted"), [("v7", True), ("v8", False), ("v200", False), ("a0", False)])
 def test_registers_beyond_the_descriptors_are_reported(register: str, accepted: bool, tmp_path: Path) -> None:
     write = f"v_accvgpr_write_b32 {register}, 1" if register[0] == "a" else f"v_mov_b32 {register}, 1"
-    source, image = tmp_path / "k.s", tmp_path / "k.hsaco"
-    source.write_text(STALE.replace("  s_endpgm", f"  {write}\n  s_endpgm") + METADATA.format(kernels=STALE_KERNEL))
-    subprocess.run([clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
-    kernel = emulator.CodeObject(image).kernels["stale"]
+    kernel = emulator.CodeObject(stale_kernel(tmp_path, write)).kernels["stale"]
     arguments = [torch.zeros(64, dtype=torch.int32), bytes(16), 7]
     with emulator.options(checks="memory"):
         emulator.launch(kernel, 1, 64, arguments)
@@ -251,11 +216,7 @@ def test_indexed_registers_beyond_the_descriptors_are_reported(
 ) -> None:
     moves = "\n".join(f"  v_mov_b32 v{i}, 1" for i in range(2, 8))
     moves += f"\n  s_movk_i32 s5, {index}\n  s_set_gpr_idx_on s5, gpr_idx({operand})\n  v_mov_b32 v1, v1"
-    source, image = tmp_path / "k.s", tmp_path / "k.hsaco"
-    text = STALE.replace("  s_endpgm", f"{moves}\n  s_set_gpr_idx_off\n  s_endpgm")
-    source.write_text(text + METADATA.format(kernels=STALE_KERNEL))
-    subprocess.run([clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)], check=True)
-    kernel = emulator.CodeObject(image).kernels["stale"]
+    kernel = emulator.CodeObject(stale_kernel(tmp_path, f"{moves}\n  s_set_gpr_idx_off")).kernels["stale"]
     arguments = [torch.zeros(64, dtype=torch.int32), bytes(16), 7]
     with emulator.options(checks="all"):
         if accepted:

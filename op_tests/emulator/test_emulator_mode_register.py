@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import hip_compile
-from helpers.clang import clang
+from helpers.emulator_asm import whole_kernel
 from helpers.exec_one import M0, MODE_DEFAULT, VCC, Machine, from_fraction, to_fraction
 
 from hipforge import emulator
@@ -103,13 +102,7 @@ def test_indexing_moves_an_accumulator_with_its_destination() -> None:
 
 # --- whole kernels ----------------------------------------------------------------------------------------------------
 
-KERNEL = """
-.amdgcn_target "amdgcn-amd-amdhsa--gfx950"
-.text
-.globl k
-.p2align 8
-.type k,@function
-k:
+BODY = """
   s_load_dwordx2 s[2:3], s[0:1], 0
   v_mov_b32 v1, 0x3f800000
   v_mov_b32 v2, 0x33000001
@@ -123,43 +116,13 @@ first:
   v_add_f32 v3, v1, v2
   v_lshlrev_b32 v0, 2, v0
   global_store_dword v0, v3, s[2:3]
-  s_endpgm
-.rodata
-.p2align 6
-.amdhsa_kernel k
-  .amdhsa_next_free_vgpr 8
-  .amdhsa_next_free_sgpr 16
-  .amdhsa_accum_offset 8
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_float_denorm_mode_32 3
-{directives}
-.end_amdhsa_kernel
-.amdgpu_metadata
-amdhsa.version: [1, 2]
-amdhsa.kernels:
-  - .name: k
-    .symbol: k.kd
-    .kernarg_segment_size: 8
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
-    .wavefront_size: 64
-    .sgpr_count: 16
-    .vgpr_count: 8
-    .agpr_count: 0
-    .max_flat_workgroup_size: 128
-    .args:
-      - {{.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}}
-.end_amdgpu_metadata
 """
 
 
 def kernel(folder: Path, second: str = "", directives: str = "") -> emulator.Kernel:
     """Assemble a kernel of two waves that store 1 + 2^-25 and a bit."""
-    source, image = folder / "k.s", folder / "k.hsaco"
-    source.write_text(KERNEL.format(second=second, directives=directives))
-    command = [clang(), "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", str(source), "-o", str(image)]
-    subprocess.run(command, check=True)
+    directives = f".amdhsa_float_denorm_mode_32 3\n{directives}"
+    image = whole_kernel(BODY.format(second=second), folder, directives=directives, work_group=128)
     return emulator.CodeObject(image).kernels["k"]
 
 

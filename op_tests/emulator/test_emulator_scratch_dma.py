@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.clang import clang
+from helpers.emulator_asm import whole_kernel
 from helpers.exec_registry import ARCHS, on_each_arch
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
 
-KERNEL = """
-.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
-.text
-.globl k
-.p2align 8
-.type k,@function
-k:
+BODY = """
   s_load_dwordx2 s[2:3], s[0:1], 0
   v_lshlrev_b32 v1, 2, v0
   v_mul_u32_u24 v2, 0x10203, v0
@@ -32,35 +25,11 @@ k:
   ds_read_b32 v3, v1 offset:0x104
   s_waitcnt lgkmcnt(0)
   global_store_dword v1, v3, s[2:3]
-  s_endpgm
-.rodata
-.p2align 6
-.amdhsa_kernel k
-  .amdhsa_next_free_vgpr 8
-  .amdhsa_next_free_sgpr 16
-  .amdhsa_accum_offset 8
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+"""
+DIRECTIVES = """
   .amdhsa_private_segment_fixed_size 16
   .amdhsa_enable_private_segment 1
   .amdhsa_group_segment_fixed_size 1024
-.end_amdhsa_kernel
-.amdgpu_metadata
-amdhsa.version: [1, 2]
-amdhsa.kernels:
-  - .name: k
-    .symbol: k.kd
-    .kernarg_segment_size: 8
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 1024
-    .private_segment_fixed_size: 16
-    .wavefront_size: 64
-    .sgpr_count: 16
-    .vgpr_count: 8
-    .agpr_count: 0
-    .max_flat_workgroup_size: 64
-    .args:
-      - {{.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}}
-.end_amdgpu_metadata
 """
 
 WIDTHS = {
@@ -73,10 +42,7 @@ WIDTHS = {
 
 
 def run(folder: Path, arch: str, load: str) -> np.ndarray:
-    source, image = folder / "k.s", folder / "k.hsaco"
-    source.write_text(KERNEL.format(arch=arch, load=load))
-    target = ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch}")
-    subprocess.run([clang(arch), *target, str(source), "-o", str(image)], check=True)
+    image = whole_kernel(BODY.format(load=load), folder, arch, DIRECTIVES, lds=1024, private=16)
     out = torch.zeros(64, dtype=torch.int32)
     with emulator.options(arch=arch, checks="all"):
         emulator.launch(emulator.CodeObject(image).kernels["k"], 1, 64, [out])

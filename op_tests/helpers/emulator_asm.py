@@ -6,6 +6,7 @@ For tests: one kernel per instruction loads its operands from memory, executes i
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,21 +58,69 @@ amdhsa.kernels:
 .end_amdgpu_metadata
 """
 
-METADATA_KERNEL = """  - .name: {name}
+WHOLE_KERNEL = """
+.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
+.amdhsa_code_object_version 6
+.text
+.globl {name}
+.p2align 8
+.type {name},@function
+{name}:
+{body}
+  s_endpgm
+.rodata
+.p2align 6
+.amdhsa_kernel {name}
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 16
+  .amdhsa_accum_offset 8
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+{directives}
+.end_amdhsa_kernel
+"""
+POINTER = (8, "global_buffer, .address_space: global")
+
+
+def metadata(
+    name: str, args: Sequence[tuple[int, str]], kernarg: int, vgprs: int = 8, agprs: int = 0, work_group: int = 64,
+    lds: int = 0, private: int = 0,
+) -> str:  # fmt: skip
+    """Describe a kernel and its arguments, each a size and a kind; ``kernarg`` is the size of their segment."""
+    offset, lines = 0, []
+    for size, kind in args:
+        lines.append(f"      - {{.size: {size}, .offset: {offset}, .value_kind: {kind}}}")
+        offset += size
+    return f"""  - .name: {name}
     .symbol: {name}.kd
-    .kernarg_segment_size: 16
+    .kernarg_segment_size: {kernarg}
     .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
+    .group_segment_fixed_size: {lds}
+    .private_segment_fixed_size: {private}
     .wavefront_size: 64
     .sgpr_count: 16
-    .vgpr_count: 160
-    .agpr_count: 32
-    .max_flat_workgroup_size: 64
+    .vgpr_count: {vgprs}
+    .agpr_count: {agprs}
+    .max_flat_workgroup_size: {work_group}
     .args:
-      - {{.size: 8, .offset: 0, .value_kind: global_buffer, .address_space: global}}
-      - {{.size: 8, .offset: 8, .value_kind: global_buffer, .address_space: global}}
-"""
+""" + "".join(f"{line}\n" for line in lines)
+
+
+def assembled(source: str, folder: Path, arch: str = "gfx950") -> Path:
+    """Return the code object of an assembly text."""
+    text, image = folder / "k.s", folder / "k.hsaco"
+    text.write_text(source)
+    command = [clang(arch), "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(text), "-o", str(image)]
+    subprocess.run(command, check=True)
+    return image
+
+
+def whole_kernel(
+    body: str, folder: Path, arch: str = "gfx950", directives: str = "", name: str = "k",
+    args: Sequence[tuple[int, str]] = (POINTER,), kernarg: int = 8, **more: int,
+) -> Path:  # fmt: skip
+    """Return the code object of a kernel of 8 vector registers, which finds its arguments at s[0:1]."""
+    text = WHOLE_KERNEL.format(arch=arch, name=name, body=body, directives=directives)
+    return assembled(text + METADATA.format(kernels=metadata(name, args, kernarg, **more)), folder, arch)
 
 
 @dataclass(frozen=True)
@@ -119,12 +168,9 @@ def assemble(arch: str, instructions: list[Instruction], folder: Path) -> emulat
     """One code object with a kernel for each instruction."""
     body = [f'.amdgcn_target "amdgcn-amd-amdhsa--{arch}"', ".amdhsa_code_object_version 6"]
     body += [instruction.assembly() for instruction in instructions]
-    body.append(METADATA.format(kernels="".join(METADATA_KERNEL.format(name=i.name) for i in instructions)))
-    source, image = folder / "k.s", folder / "k.hsaco"
-    source.write_text("\n".join(body))
-    command = [clang(arch), "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", str(source), "-o", str(image)]
-    subprocess.run(command, check=True)
-    return emulator.CodeObject(image)
+    described = (metadata(i.name, (POINTER, POINTER), 16, vgprs=160, agprs=32) for i in instructions)
+    body.append(METADATA.format(kernels="".join(described)))
+    return emulator.CodeObject(assembled("\n".join(body), folder, arch))
 
 
 def execute(
