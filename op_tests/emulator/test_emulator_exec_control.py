@@ -171,6 +171,8 @@ def test_a_field_of_mode_is_written_from_a_register(arch: str) -> None:
 @holds("s_setvskip")
 def test_vector_instructions_are_skipped_on_request(arch: str) -> None:
     machine = Machine(arch)
-    machine.s[4] = 1 << 7
-    machine.run("s_setvskip s4, 7\nv_mov_b32 v10, 1\ns_mov_b32 s10, 1\ns_setvskip s4, 6\nv_mov_b32 v11, 1")
-    assert (machine.v[10][0], machine.v[11][0], machine.s[10]) == (0, 1, 1)
+    machine.s[4], machine.v[0] = 1 << 7, 7
+    machine.run("s_setvskip s4, 7\nv_mov_b32 v10, v0\nds_write_b32 v9, v0\ns_mov_b32 s10, 1\n"
+                "s_getreg_b32 s11, hwreg(HW_REG_MODE, 28, 1)\ns_setvskip s4, 6\nv_mov_b32 v11, v0")  # fmt: skip
+    assert not machine.v[10].any() and machine.lds[0] == 0 and set(machine.v[11].tolist()) == {7}
+    assert machine.s[10:12].tolist() == [1, 1]

@@ -72,15 +72,6 @@ def test_status_shows_conditions_and_priority() -> None:
     assert int(machine.s[8]) == 3
 
 
-def test_vskip_steps_over_vector_instructions_only() -> None:
-    machine = Machine()
-    machine.v[0] = 7
-    machine.run("s_mov_b32 s4, 4\ns_setvskip s4, 2\nv_mov_b32 v10, v0\nds_write_b32 v9, v0\ns_mov_b32 s5, 9\n"
-                "s_getreg_b32 s6, hwreg(HW_REG_MODE, 28, 1)\ns_setvskip s4, 1\nv_mov_b32 v11, v0")  # fmt: skip
-    assert (machine.v[10].any(), machine.lds[0], int(machine.s[5]), int(machine.s[6])) == (False, 0, 9, 1)
-    assert set(machine.v[11].tolist()) == {7}
-
-
 def test_vgpr_indexing_is_a_bit_of_mode_and_outlives_a_sleep() -> None:
     machine = Machine()
     machine.v[3] = 5

@@ -159,12 +159,16 @@ class StandIn:
         device = [call for call in self.calls() if "--cuda-device-only" in call]
         return [call for call in device if not {"-###", "-fsyntax-only"}.intersection(call)]
 
+    def request(
+        self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"
+    ) -> hip_module.Request:
+        return hip_module.request(registry.module(name), variant, arch)
+
     def spec(
         self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"
     ) -> BuildSpec:
         toolchain._selected.clear()
-        wanted = hip_module.request(registry.module(name), variant, arch)
-        return hip_module.specification(wanted, toolchain.select(arch))
+        return hip_module.specification(self.request(name, variant, arch), toolchain.select(arch))
 
     def build(
         self, name: str = "sample", variant: dict[str, int | str] | None = None, arch: str = "gfx950"

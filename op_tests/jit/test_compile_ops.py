@@ -19,8 +19,7 @@ import torch
 
 import hipforge.csrc
 import hipforge.ops
-from hipforge import settings
-from hipforge.errors import ArchError, BuildError, ConfigError, GuardError, MissingModuleError
+from hipforge.errors import ArchError, BuildError, ConfigError, GuardError
 from hipforge.jit import loader, registry
 from hipforge.jit.call.signature import signature_of
 from hipforge.jit.compile_ops import Stub, compile_ops
@@ -313,17 +312,6 @@ def test_a_module_nobody_registered_and_a_module_that_does_not_compile():
     for _ in range(2):
         with pytest.raises(BuildError, match="use of undeclared identifier"):
             broken_out(torch.empty(1))
-
-
-def test_a_missing_module_with_jit_disabled_names_the_build_command(isolated_cache):
-    @compile_ops("module_test_broken")
-    def unbuilt_out(out: torch.Tensor) -> None: ...
-
-    with (
-        settings.scope(CACHE_DIR=isolated_cache, DISABLE_JIT=True),
-        pytest.raises(MissingModuleError, match="hipforge build module_test_broken --arch gfx950"),
-    ):
-        unbuilt_out(torch.empty(1))
 
 
 def test_a_stub_that_returns_a_value_needs_a_pybind11_module():

@@ -11,7 +11,6 @@ from helpers.jit_stand_in import StandIn
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
 from hipforge.jit import maintenance, tools
-from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
 from hipforge.jit.digest import ABSENT, file_digest
 from hipforge.jit.why import Change, Explanation, explain
@@ -104,15 +103,6 @@ def test_exceeded_limits_are_a_failure_that_needs_no_build(stand_in: StandIn) ->
     explanation = why(stand_in)
     assert explanation.status == "failed"
     assert "max_vgprs is 1" in explanation.note
-
-
-def test_a_prebuilt_module_is_said_to_be_one(stand_in: StandIn, tmp_path: Path) -> None:
-    prebuilt.export([stand_in.build().entry], tmp_path / "ahead")
-    with settings.scope(PREBUILT_DIR=(tmp_path / "ahead",), HIPCC=tmp_path / "nowhere"):
-        explanation = explain("sample", None, "gfx950")
-    assert explanation.status == "prebuilt"
-    assert explanation.path is not None
-    assert explanation.path.is_relative_to(tmp_path / "ahead")
 
 
 def test_no_compiler_is_the_reason_given(stand_in: StandIn, tmp_path: Path) -> None:

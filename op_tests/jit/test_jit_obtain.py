@@ -16,7 +16,7 @@ from helpers.jit_stand_in import StandIn
 from hipforge import settings
 from hipforge.cli.main import cli
 from hipforge.errors import BuildError, MissingModuleError
-from hipforge.jit import fleet, hip_module, obtain, registry, tools
+from hipforge.jit import fleet, obtain, registry, tools
 from hipforge.jit.cache import prebuilt
 from hipforge.jit.cache import store as cache
 
@@ -28,10 +28,6 @@ def answer(*words: object) -> list[dict[str, object]]:
     result = CliRunner().invoke(cli, [*map(str, words), "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
-
-
-def request(variant: dict[str, int | str] | None = None) -> hip_module.Request:
-    return hip_module.request(registry.module("sample"), variant, "gfx950")
 
 
 @pytest.fixture
@@ -127,26 +123,26 @@ def test_inspect_and_why_take_modules_that_a_user_registers(stand_in: StandIn) -
 
 
 def test_look_answers_ready_failed_or_missing_and_builds_nothing(stand_in: StandIn) -> None:
-    missing = obtain.look(request())
+    missing = obtain.look(stand_in.request())
     assert isinstance(missing, obtain.Missing) and missing.spec is not None and missing.error is None
     assert not stand_in.compiles()
     stand_in.build()
-    ready = obtain.look(request())
+    ready = obtain.look(stand_in.request())
     assert isinstance(ready, obtain.Ready) and not ready.prebuilt
     stand_in.module(resource_limits={"max_vgprs": 1})
-    refused = obtain.look(request())
+    refused = obtain.look(stand_in.request())
     assert isinstance(refused, obtain.Failed) and refused.entry == ready.entry
     stand_in.module()
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):
         stand_in.build()
-    failed = obtain.look(request())
+    failed = obtain.look(stand_in.request())
     assert isinstance(failed, obtain.Failed) and failed.entry is None and (failed.path / "build.log").exists()
 
 
 def test_look_without_a_compiler_is_missing_with_the_reason(stand_in: StandIn) -> None:
     with settings.scope(HIPCC=stand_in.folder / "no-compiler"):
-        found = obtain.look(request())
+        found = obtain.look(stand_in.request())
     assert isinstance(found, obtain.Missing) and found.spec is None
     assert "no-compiler" in str(found.error)
 
@@ -154,15 +150,15 @@ def test_look_without_a_compiler_is_missing_with_the_reason(stand_in: StandIn) -
 def test_look_leaves_no_trace_unless_the_entry_will_be_used(stand_in: StandIn) -> None:
     entry = stand_in.build().entry
     cache._held.pop(entry.path)
-    assert isinstance(obtain.look(request(), use=False), obtain.Ready)
+    assert isinstance(obtain.look(stand_in.request(), use=False), obtain.Ready)
     assert entry.path not in cache._held
-    assert isinstance(obtain.look(request()), obtain.Ready)
+    assert isinstance(obtain.look(stand_in.request()), obtain.Ready)
     assert entry.path in cache._held
 
 
 def test_a_prebuilt_module_is_held_to_the_limits_like_any_other(ahead: StandIn) -> None:
     ahead.module(resource_limits={"max_vgprs": 1})
-    found = obtain.look(request())
+    found = obtain.look(ahead.request())
     assert isinstance(found, obtain.Failed)
     assert "max_vgprs is 1" in str(found.error)
 
@@ -172,9 +168,9 @@ def test_a_remembered_failure_with_building_disabled_still_says_that_the_module_
 ) -> None:
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):
-        obtain.module(request())
+        obtain.module(stand_in.request())
     with settings.scope(DISABLE_JIT=True), pytest.raises(MissingModuleError):
-        obtain.module(request())
+        obtain.module(stand_in.request())
 
 
 # ---- how a module is obtained is read in one file --------------------------------------------------------------------
@@ -193,7 +189,7 @@ def test_the_walk_is_one_file_and_short(stand_in: StandIn) -> None:
 
     sys.setprofile(note)
     try:
-        built = obtain.module(request())
+        built = obtain.module(stand_in.request())
     finally:
         sys.setprofile(None)
     assert built.built and obtain.module.__code__.co_name in {name for _, name in stops}

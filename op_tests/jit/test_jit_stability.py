@@ -9,7 +9,7 @@ import pytest
 from helpers.jit_stand_in import StandIn, library_value
 
 from hipforge.errors import BuildError
-from hipforge.jit import digest, fleet, hip_module, obtain, registry
+from hipforge.jit import digest, fleet, obtain
 from hipforge.jit.cache import failures, stability
 from hipforge.jit.diagnostics import StepFailure
 from hipforge.jit.digest import DigestStore, text_digest
@@ -28,10 +28,6 @@ def edit_during_the_build(box: StandIn, path: Path, text: str) -> None:
     box.install(before=EDIT_ONCE.format(path=path, text=text))
 
 
-def request() -> hip_module.Request:
-    return hip_module.request(registry.module("sample"), None, "gfx950")
-
-
 # ---- edits during a build --------------------------------------------------------------------------------------------
 
 
@@ -46,9 +42,10 @@ def test_a_header_edited_during_the_build_is_compiled_again(stand_in: StandIn) -
 
 def test_a_source_edited_during_the_build_is_asked_for_again(stand_in: StandIn) -> None:
     edit_during_the_build(stand_in, stand_in.sources / "sample.cu", 'extern \\"C\\" int value() { return 6; }\\n')
-    assert library_value(obtain.module(request()).entry) == 6
+    assert library_value(obtain.module(stand_in.request()).entry) == 6
     stand_in.write("sample.cu", '#include "value.h"\nextern "C" int value() { return VALUE; }\n')
-    assert library_value(obtain.module(request()).entry) == 3, "the first text's key must not lead to the second's code"
+    again = obtain.module(stand_in.request())
+    assert library_value(again.entry) == 3, "the first text's key must not lead to the second's code"
 
 
 def test_the_fleet_builds_again_what_was_edited_meanwhile(stand_in: StandIn) -> None:

@@ -15,7 +15,7 @@ from helpers.jit_stand_in import StandIn, library_value, real_clang
 
 from hipforge import settings
 from hipforge.errors import BuildError, ConfigError
-from hipforge.jit import digest, hip_module, maintenance, obtain, registry, tools
+from hipforge.jit import digest, maintenance, obtain, tools
 from hipforge.jit.backends.amd import compilers
 from hipforge.jit.cache import cache_dir, locks, prebuilt, trust
 
@@ -94,24 +94,21 @@ def planted(box: StandIn, path: str) -> Path:
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 def test_an_entry_that_others_can_write_is_not_loaded(stand_in: StandIn, path: str, mode: int) -> None:
     planted(stand_in, path).chmod(mode)
-    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-    assert isinstance(obtain.look(wanted), obtain.Missing)
+    assert isinstance(obtain.look(stand_in.request()), obtain.Missing)
 
 
 @needs_root
 @pytest.mark.parametrize("path", ["target", "entry", "module.so", "manifest.json"])
 def test_an_entry_of_another_user_is_not_loaded(stand_in: StandIn, path: str) -> None:
     os.chown(planted(stand_in, path), 12345, 12345)
-    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-    assert isinstance(obtain.look(wanted), obtain.Missing)
+    assert isinstance(obtain.look(stand_in.request()), obtain.Missing)
 
 
 def test_an_entry_that_is_a_link_is_not_loaded(stand_in: StandIn, tmp_path: Path) -> None:
     entry = planted(stand_in, "entry")
     entry.rename(tmp_path / "elsewhere")
     entry.symlink_to(tmp_path / "elsewhere")
-    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-    assert isinstance(obtain.look(wanted), obtain.Missing)
+    assert isinstance(obtain.look(stand_in.request()), obtain.Missing)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
@@ -160,7 +157,7 @@ def test_a_directory_whose_parent_lets_others_replace_it_is_refused_unless_stick
 def test_a_prebuilt_directory_that_others_can_write_is_an_error(stand_in: StandIn, tmp_path: Path) -> None:
     ahead = tmp_path / "ahead"
     prebuilt.export([stand_in.build().entry], ahead)
-    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
+    wanted = stand_in.request()
     with settings.scope(PREBUILT_DIR=(ahead,)):
         found = obtain.look(wanted)
         assert isinstance(found, obtain.Ready) and found.prebuilt

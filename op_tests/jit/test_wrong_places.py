@@ -265,30 +265,6 @@ def test_a_cache_of_absurd_size_is_refused(sizes: tuple[int, int]) -> None:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def told(*words: str) -> str:
-    result = CliRunner().invoke(cli, list(words))
-    assert result.exit_code in (1, 2) and not isinstance(result.exception, HipforgeError), result.exception
-    assert isinstance(result.exception, SystemExit), result.exception
-    return result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (("tim",), "No such command 'tim' (did you mean time?)"),
-        (("time", "mxfp8_gevm", "1,2,3"), "there is no op 'mxfp8_gevm' (did you mean mxfp8_gemv?)"),
-        (("time", "mxfp8_gemv", "1,2,3", "--beside", "mxfp8_gevm", "1"), "(did you mean mxfp8_gemv?)"),
-        (("build", "module_fp8_qant"), "there is no module 'module_fp8_qant' (did you mean module_fp8_quant?)"),
-        (("time", "mxfp8_gemv", "m=x"), "shape 'm=x': expected M,N,K as positive integers"),
-        (("profile", "mxfp8_gemv", "99999999999999999999,1,1"), "is beyond 9223372036854775807, the largest size"),
-        (("explain", "mxfp8_gemv", "9" * 5000 + ",1,1"), "is beyond 9223372036854775807, the largest size"),
-        (("time-model", "x.json", "--batch", "999999999999"), "999999999999 is not in the range"),
-    ],
-)
-def test_a_mistyped_word_is_answered_by_what_is_near(words: tuple[str, ...], answer: str) -> None:
-    assert answer in " ".join(told(*words).split())
-
-
 def test_a_mistyped_variable_is_warned_of_once() -> None:
     environment = {**os.environ, "HIPFORGE_EMULAT": "gfx942", "HIPFORGE_TEST_UNRELATED": "1"}
     code = "from hipforge import devices, settings\ndevices.current()\nsettings.warn_of_mistyped()"

@@ -1,4 +1,4 @@
-"""hipforge.nn over fp8 and MXFP4: linear layers and experts of each kind of scales, casts, checkpoints, refusals."""
+"""hipforge.nn: fp8 and MXFP4 layers and experts of each kind of scales; casts, graphs and gradients of all layers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hipforge.nn import (
     MXFP4Experts,
     MXFP4MoE,
     MXFP8Experts,
+    MXFP8Linear,
     MXFP8MoE,
     convert_to_fp8,
 )
@@ -33,6 +34,7 @@ from hipforge.ops.reference import (
     quantize_fp8_rows,
     quantize_fp8_weights,
     quantize_mxfp4,
+    quantize_mxfp8,
 )
 from hipforge.ops.reference.fp8 import Scales
 
@@ -238,7 +240,18 @@ MADE: dict[str, Callable[[], torch.nn.Module]] = {
         f"experts {kind}": lambda kind=kind: experts_of(kind, w1_bias=normal(4, 192), w2_bias=normal(4, 160))
         for kind in ("rows", "blocks", "shared_e8m0", "mxfp4")
     },
+    "mxfp8": lambda: MXFP8Linear.from_quantized(*quantize_mxfp8(normal(64, 160)), normal(64).bfloat16()),
+    "mixture": lambda: mixture(),
 }
+
+
+def mixture() -> MXFP8MoE:
+    """Five experts, one of them shared, with every bias that there is."""
+    sizes = {"router_bias": (4,), "correction_bias": (4,), "w1_bias": (5, 128), "w2_bias": (5, 160)}
+    biases = {name: normal(*size, seed=seed) for seed, (name, size) in enumerate(sizes.items(), 7)}
+    routing = Routing(top_k=2, scoring="sigmoid", scale=2.0, shared_experts=1)
+    weights = (normal(5, 128, 160) * 0.1, normal(5, 160, 64) * 0.1, normal(4, 160) * 0.1)
+    return MXFP8MoE.from_weights(*weights, routing, Activation(1.702, 1.0, 1.5), **biases)
 
 
 @pytest.mark.parametrize("cast", CASTS)
@@ -338,16 +351,20 @@ def test_the_same_numbers_reach_gfx942s_format() -> None:
 @torch.no_grad()
 def test_layers_trace_as_one_graph() -> None:
     x = normal(4, 160, seed=5, dtype=torch.bfloat16)
-    for layer in (FP8Linear.from_quantized(*checkpoint("rows", 64, 160)), experts_of("mxfp4"), experts_of("blocks")):
+    for make in ("rows", "experts mxfp4", "experts blocks", "mxfp8", "mixture"):
+        layer = MADE[make]()
         torch._dynamo.reset()
         traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
         assert torch.equal(traced(x), layer(x))
 
 
 def test_a_layer_refuses_to_pretend_a_gradient() -> None:
-    for layer in (FP8Linear(64, 8), MXFP4Experts.from_weights(normal(2, 64, 64), normal(2, 64, 32))):
-        with pytest.raises(GuardError, match=f"{type(layer).__name__} computes no gradients"):
-            layer(normal(2, 64).requires_grad_())
+    x = normal(2, 160, dtype=torch.bfloat16).requires_grad_()
+    for layer in (MADE[make]() for make in ("rows", "experts mxfp4", "mxfp8", "mixture")):
+        with pytest.raises(GuardError, match=f"{type(layer).__name__} computes no gradients.*torch.no_grad"):
+            layer(x)
+        with torch.no_grad():
+            assert not layer(x).requires_grad
 
 
 ROWS, FOUR = quantize_fp8_rows(normal(8, 64)), quantize_mxfp4(normal(8, 64))

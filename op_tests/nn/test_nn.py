@@ -192,45 +192,13 @@ def test_state_dict_and_pickle_bring_back_the_same_layer(make: Callable[[], torc
     assert torch.equal(other(x), want)
 
 
-CASTS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-    "half": lambda layer: layer.half(),
-    "bfloat16": lambda layer: layer.bfloat16(),
-    "float": lambda layer: layer.float(),
-    "to": lambda layer: layer.to(torch.float16),
-    "type": lambda layer: layer.type(torch.float16),
-    "there and back": lambda layer: layer.bfloat16().float().type(torch.float32).to("cpu"),
-}
-
-
-def biased_moe() -> MXFP8MoE:
-    biases = {"router_bias": 4, "correction_bias": 4, "w1_bias": (5, 128), "w2_bias": (5, 96)}
-    made = {name: normal(*shape, seed=7) for name, shape in biases.items() if isinstance(shape, tuple)}
-    made |= {name: normal(shape, seed=8) for name, shape in biases.items() if isinstance(shape, int)}
-    return moe(1, **made)
-
-
-@pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("make", (lambda: MXFP8Linear.from_linear(linear()), biased_moe), ids=("linear", "moe"))
-@torch.no_grad()
-def test_a_cast_leaves_a_layer_as_it_was(make: Callable[[], torch.nn.Module], cast: str) -> None:
-    """Formats and values of the buffers, and with them results on activations of every dtype."""
-    layer, before = make(), make()
-    x = normal(3, 96, seed=5)
-    CASTS[cast](layer)
-    for name, buffer in layer.named_buffers():
-        was = before.get_buffer(name)
-        assert buffer.dtype == was.dtype and torch.equal(buffer.view(torch.uint8), was.view(torch.uint8)), name
-    for dtype in (torch.bfloat16, torch.float16):
-        assert torch.equal(layer(x.to(dtype)), before(x.to(dtype)))
-
-
 @torch.no_grad()
 def test_a_cast_layer_gives_quantised_inputs_results_of_the_models_dtype() -> None:
     layer = MXFP8Linear.from_linear(linear())
     q, scale = quantize_mxfp8(normal(3, 96), fp8_dtypes("cpu")[0])
     want = layer(q, scale)
-    for cast, dtype in (("half", torch.float16), ("float", torch.float32), ("bfloat16", torch.bfloat16)):
-        got = CASTS[cast](layer)(q, scale)
+    for dtype in (torch.float16, torch.float32, torch.bfloat16):
+        got = layer.to(dtype)(q, scale)
         assert got.dtype == dtype and torch.equal(got, want.to(dtype))
     assert MXFP8Linear.from_linear(linear().half())(q, scale).dtype == torch.float16
 
@@ -284,6 +252,7 @@ def test_a_checkpoint_of_another_format_is_read_in_the_layers_own(assign: bool) 
         layer = MXFP8Linear(96, 40, bias=True)
         layer.load_state_dict({**stored, "weight": elements}, assign=assign)
         assert layer.bias.dtype == torch.bfloat16 and torch.equal(layer.bias, bias.bfloat16())
+        assert layer.weight.dtype == fp8_dtypes("cpu")[0]  # e4m3fnuz on gfx942
         assert torch.equal(dequantize_mxfp8(layer.weight, layer.weight_scale), dequantize_mxfp8(q, scale))
         assert layer(normal(2, 96, dtype=torch.float16)).dtype == torch.float16
 
@@ -319,7 +288,6 @@ def test_elements_and_scales_may_come_in_a_state_dict_each(assign: bool) -> None
         assert "w1_scale" not in given or torch.equal(experts.w1_scale, packed_scale)
 
 
-@torch.no_grad()
 @torch.no_grad()
 def test_a_converted_encoder_layer_of_torch_runs_its_layers() -> None:
     """torch's fused inference would read the weights of its linear layers as numbers."""
@@ -363,23 +331,6 @@ def test_the_default_dtype_decides_nothing(dtype: torch.dtype) -> None:
         torch.set_default_dtype(torch.float32)
     assert relf(got, want) < 4e-3
     assert weights.dtype == torch.float32
-
-
-@torch.no_grad()
-def test_layers_trace_as_one_graph() -> None:
-    x = normal(4, 96, seed=5, dtype=torch.bfloat16)
-    for layer in (MXFP8Linear.from_linear(linear()), moe(1, correction_bias=torch.zeros(4))):
-        traced = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        assert torch.equal(traced(x), layer(x))
-
-
-def test_a_layer_refuses_to_pretend_a_gradient() -> None:
-    x = normal(2, 96, dtype=torch.bfloat16).requires_grad_()
-    for layer, name in ((MXFP8Linear.from_linear(linear()), "MXFP8Linear"), (moe(), "MXFP8MoE")):
-        with pytest.raises(GuardError, match=f"{name} computes no gradients.*torch.no_grad"):
-            layer(x)
-        with torch.no_grad():
-            assert not layer(x).requires_grad
 
 
 def test_quantised_weights_are_checked() -> None:
@@ -575,16 +526,6 @@ def test_a_cache_names_the_layer_and_the_rows_that_it_does_not_have() -> None:
             cache.attend(layer, heads, step)  # type: ignore[call-overload]  # as above
         with pytest.raises(GuardError, match=f"layer .*{message}"):
             cache.rope_and_store(layer, heads, heads, heads, torch.ones(16, 64), step)  # type: ignore[arg-type]
-
-
-@torch.no_grad()
-def test_weights_written_for_one_architecture_load_on_the_other() -> None:
-    """A state dict in e4m3fn gives the same numbers on gfx942, where the layer holds e4m3fnuz."""
-    q, scale = quantize_mxfp8(normal(40, 96))
-    layer = MXFP8Linear(96, 40)
-    layer.load_state_dict({"weight": q, "weight_scale": scale})
-    assert layer.weight.dtype == fp8_dtypes("cpu")[0]
-    assert torch.equal(dequantize_mxfp8(layer.weight, layer.weight_scale), dequantize_mxfp8(q, scale))
 
 
 def test_without_kernels_the_modules_compute_in_torch() -> None:
