@@ -64,16 +64,16 @@ def read_alone(*weights: tuple[int, int, int], bits: int) -> float:
     return sum(streaming.least(experts * n * k * bits // 8, of).kernel_us for experts, n, k in weights)
 
 
-def test_times_of_reading_are_those_of_the_kernels_that_read() -> None:
+@pytest.mark.parametrize("tokens", [1, pytest.param(16, marks=pytest.mark.full)])
+def test_times_of_reading_are_those_of_the_kernels_that_read(tokens: int) -> None:
     """64 tokens, whose weights take a minute, are left to ``op_tests/helpers/streaming.py``."""
     told = {cell.calls[0]: cell.reading_us for cell in bench.CELLS if cell.reading_us is not None}
     dense = {(call.shape.partition(",")[2], us) for call, us in told.items() if call.op == "fp8_gemm"}
     assert len(dense) == 3
     for shape, us in dense:
         assert us == pytest.approx(read_alone((1, *map(int, shape.split(","))), bits=8), abs=0.006)
-    for tokens, weights in ROUTED.items():
-        us = told[bench.Call("grouped_swiglu_mxfp8", f"{tokens},1024,6144,257,9")]
-        assert us == pytest.approx(sum(read_alone((e, n * 33, k // 32), bits=8) for e, n, k in weights), abs=0.011)
+    us = told[bench.Call("grouped_swiglu_mxfp8", f"{tokens},1024,6144,257,9")]
+    assert us == pytest.approx(sum(read_alone((e, n * 33, k // 32), bits=8) for e, n, k in ROUTED[tokens]), abs=0.011)
 
 
 def test_a_report_on_the_emulator_is_modelled_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
