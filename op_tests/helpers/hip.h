@@ -3,6 +3,7 @@
 #include "hipforge/amd/hip.h"
 
 #define __constant__ __attribute__((constant))
+#define __managed__ __attribute__((managed))
 
 __device__ inline int atomicAdd(int* at, int value) {
   return __hip_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -1,21 +1,16 @@
 // The module of test_emulator_hip_runtime.py: one exported function per thing that is tried.
-#include <hip/hip_runtime.h>
+#define HF_WHOLE_HIP_API
+#include "hip.h"
 #include <cstring>
 
 #define API extern "C" __attribute__((visibility("default")))
 #define TRY(call) do { hipError_t e_ = (call); if (e_ != hipSuccess) return e_; } while (0)
-
-// --- launches ---
 
 __global__ void where(unsigned* out) {
   const unsigned x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y,
                  z = blockIdx.z * blockDim.z + threadIdx.z;
   const unsigned nx = gridDim.x * blockDim.x, ny = gridDim.y * blockDim.y;
   out[(z * ny + y) * nx + x] = x | y << 8 | z << 16;
-}
-API hipError_t run_where(unsigned* out) {
-  where<<<dim3(3, 2, 2), dim3(5, 4, 3)>>>(out);
-  return hipGetLastError();
 }
 
 struct Big { int a[5]; double b; short c; };
@@ -24,20 +19,12 @@ __global__ void by_value(double* out, Big big, char tag, float f) {
   for (int v : big.a) sum += v;
   out[threadIdx.x] = sum + big.b + big.c + tag + f;
 }
-API hipError_t run_by_value(double* out) {
-  Big big = {{1, 2, 3, 4, 5}, 0.25, -7};
-  by_value<<<1, 4>>>(out, big, 'A', 0.5f);
-  return hipGetLastError();
-}
 
 template <typename T, int N> __global__ void repeat(T* out, T value) {
   for (int i = 0; i < N; ++i) out[threadIdx.x * N + i] = value + T(i);
 }
-API hipError_t run_templates(float* floats, long* longs) {
-  repeat<float, 2><<<1, 8>>>(floats, 1.5f);
-  repeat<long, 3><<<1, 8>>>(longs, 1L << 40);
-  return hipGetLastError();
-}
+template __global__ void repeat<float, 2>(float*, float);
+template __global__ void repeat<long, 3>(long*, long);
 
 __global__ void reverse(int* data, int n) {
   extern __shared__ int buffer[];
@@ -45,12 +32,6 @@ __global__ void reverse(int* data, int n) {
   __syncthreads();
   data[threadIdx.x] = buffer[n - 1 - threadIdx.x];
 }
-API hipError_t run_reverse(int* data, int n, unsigned lds) {
-  reverse<<<1, n, lds>>>(data, n);
-  return hipGetLastError();
-}
-
-// --- device variables ---
 
 __constant__ int table[4] = {1, 2, 3, 4};
 __device__ int counter = 5;
@@ -59,18 +40,49 @@ __global__ void use_variables(int* out) {
   out[threadIdx.x] = table[threadIdx.x & 3] * 10 + *pointer_to_counter;
   if (threadIdx.x == 0) counter += 1;
 }
+
+__managed__ int managed[3] = {7, 8, 9};
+__global__ void add_to_managed() { managed[threadIdx.x] += 100; }
+
+__global__ void twice(int* data, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) data[i] *= 2;
+}
+
+#if !defined(__HIP_DEVICE_COMPILE__)  // the pass in which the API is declared
+
+// --- launches ---
+
+API hipError_t run_where(unsigned* out) {
+  where<<<dim3(3, 2, 2), dim3(5, 4, 3)>>>(out);
+  return hipGetLastError();
+}
+API hipError_t run_by_value(double* out) {
+  Big big = {{1, 2, 3, 4, 5}, 0.25, -7};
+  by_value<<<1, 4>>>(out, big, 'A', 0.5f);
+  return hipGetLastError();
+}
+API hipError_t run_templates(float* floats, long* longs) {
+  repeat<float, 2><<<1, 8>>>(floats, 1.5f);
+  repeat<long, 3><<<1, 8>>>(longs, 1L << 40);
+  return hipGetLastError();
+}
+API hipError_t run_reverse(int* data, int n, unsigned lds) {
+  reverse<<<1, n, lds>>>(data, n);
+  return hipGetLastError();
+}
+
+// --- device variables ---
+
 API hipError_t run_variables(int* out) {
   use_variables<<<1, 4>>>(out);
   return hipGetLastError();
 }
 API hipError_t set_table(const int* values, size_t count, size_t first) {
-  return hipMemcpyToSymbol(HIP_SYMBOL(table), values, count * 4, first * 4, hipMemcpyHostToDevice);
+  return hipMemcpyToSymbol(table, values, count * 4, first * 4, hipMemcpyHostToDevice);
 }
-API hipError_t get_counter(int* value) { return hipMemcpyFromSymbol(value, HIP_SYMBOL(counter), 4); }
-API hipError_t table_size(size_t* bytes) { return hipGetSymbolSize(bytes, HIP_SYMBOL(table)); }
-
-__managed__ int managed[3] = {7, 8, 9};
-__global__ void add_to_managed() { managed[threadIdx.x] += 100; }
+API hipError_t get_counter(int* value) { return hipMemcpyFromSymbol(value, counter, 4); }
+API hipError_t table_size(size_t* bytes) { return hipGetSymbolSize(bytes, table); }
 API hipError_t run_managed(int* out) {
   managed[1] = 50;
   add_to_managed<<<1, 3>>>();
@@ -81,10 +93,6 @@ API hipError_t run_managed(int* out) {
 
 // --- memory, streams, events ---
 
-__global__ void twice(int* data, int n) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) data[i] *= 2;
-}
 API hipError_t round_trip(int* host, int n, int launches, float* milliseconds) {
   int* device = nullptr;
   hipStream_t stream;
@@ -221,3 +229,5 @@ API hipError_t run_module(const void* image, const char* kernel, const char* var
   TRY(hipModuleLaunchKernel(function, 2, 1, 1, 4, 1, 1, 0, nullptr, nullptr, extra));
   return hipModuleUnload(module);
 }
+
+#endif

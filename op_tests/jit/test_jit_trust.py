@@ -279,9 +279,8 @@ def assembled(cache: Path) -> Path:
 
 
 @needs_root
-@pytest.mark.parametrize("umask", [0, 0o002, 0o022])
-def test_no_other_user_can_write_a_file_of_the_rocm_tree_whatever_the_umask(open_place: Path, umask: int) -> None:
-    before = os.umask(umask)
+def test_no_other_user_can_write_a_file_of_the_rocm_tree_whatever_the_umask(open_place: Path) -> None:
+    before = os.umask(0)  # which forbids nothing
     try:
         tree = assembled(open_place)
     finally:
