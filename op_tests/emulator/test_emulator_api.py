@@ -53,11 +53,6 @@ template __global__ void twin<2>(int*);
 """
 
 
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(hip_compile.device_elf(SOURCE, tmp_path_factory.mktemp("api")))
-
-
 def ints(n: int) -> torch.Tensor:
     return torch.zeros(n, dtype=torch.int32)
 

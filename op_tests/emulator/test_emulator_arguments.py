@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.emulator_asm import POINTER, whole_kernel
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError, HipforgeError
@@ -28,11 +27,6 @@ extern "C" __global__ void swap_dword(unsigned* x, unsigned compare, unsigned va
   if (threadIdx.x == 0) atomicCAS(x + 2, compare, value);
 }
 """
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("arguments")))
 
 
 def shrunk() -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.emulator.configuration import Checks
@@ -103,11 +102,6 @@ extern "C" __global__ void two_races(int* y) {
   y[threadIdx.x] = slots[threadIdx.x ^ 65];
 }
 """
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("rules")))
 
 
 def ints(n: int) -> torch.Tensor:

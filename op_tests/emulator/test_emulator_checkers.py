@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, LaunchError
@@ -229,11 +228,6 @@ extern "C" __global__ void order(int* y) {
   if (threadIdx.x % 64 == 0) y[threadIdx.x / 64] = atomicAdd(&tickets, 1);
 }
 """
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("checkers")))
 
 
 @pytest.fixture(autouse=True)

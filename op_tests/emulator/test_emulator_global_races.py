@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.cli.profile_subjects import SUBJECTS
@@ -160,9 +159,7 @@ RACE = (
 )
 
 
-@pytest.fixture(scope="module", params=["gfx950", "gfx942"])
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("global_races"), request.param))
+ARCHITECTURES = ("gfx950", "gfx942")
 
 
 def launch(code: emulator.CodeObject, name: str, order: str = "forward", seed: int = 0) -> tuple[list[int], list[int]]:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
@@ -320,9 +319,7 @@ RACE = r"LDS race at 0x\w+: .*by wave \d, lane \d+ at pc 0x\w+ \(ds_"
 UNDRAINED = r"wave \d did signal or reach a barrier, but without waiting for that {} before \(s_waitcnt {}\)"
 
 
-@pytest.fixture(scope="module", params=["gfx950", "gfx942"])
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("races"), request.param))
+ARCHITECTURES = ("gfx950", "gfx942")
 
 
 def launch(

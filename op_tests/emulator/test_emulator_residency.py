@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.emulator.configuration import Checks
@@ -111,9 +110,7 @@ extern "C" __global__ void ordered(int* y) {
 """
 
 
-@pytest.fixture(scope="module", params=["gfx950", "gfx942"])
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("residency"), request.param))
+ARCHITECTURES = ("gfx950", "gfx942")
 
 
 def ints(n: int) -> torch.Tensor:

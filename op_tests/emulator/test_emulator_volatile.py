@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.hip_compile import device_elf
 
 from hipforge import emulator
 from hipforge.errors import EmulatorFault
@@ -89,9 +88,7 @@ extern "C" __global__ void global_flag(int* y, int* shared, int how) {
 """
 
 
-@pytest.fixture(scope="module", params=["gfx950", "gfx942"])
-def code(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(device_elf(SOURCE, tmp_path_factory.mktemp("volatile"), request.param))
+ARCHITECTURES = ("gfx950", "gfx942")
 
 
 def ints(n: int) -> torch.Tensor:

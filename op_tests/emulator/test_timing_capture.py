@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import hip_compile
 
 from hipforge import emulator
 from hipforge.emulator.timing import estimate
@@ -44,11 +43,6 @@ __global__ void scatters(int* out, const int* where) {
 }
 """
 GROUPS = 12
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(hip_compile.device_elf(SOURCE, tmp_path_factory.mktemp("capture")))
 
 
 def run_twice(code: emulator.CodeObject) -> torch.Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from helpers import hip_compile
 
 from hipforge import emulator
 from hipforge.emulator.timing import machines, model, report
@@ -73,11 +72,6 @@ __global__ void write_between(float4_* out, const float4_* in, int loads, int st
 """
 
 STILL: Mapping[str, float] = {"fetch_ns": 0, "start_ns": 0, "dispatch_ns": 0, "matrix_extra_cycles": 0}
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> emulator.CodeObject:
-    return emulator.CodeObject(hip_compile.device_elf(SOURCE, tmp_path_factory.mktemp("simulator")))
 
 
 def record(code: emulator.CodeObject, name: str, grid: int, block: int, *args: object, lds: int = 0) -> Capture:
