@@ -131,92 +131,63 @@ def fp4_encode_cases() -> list[Case]:
     return cases
 
 
+def decoded(
+    rng: np.random.Generator, run: Callable, *, fmt: Format, kind: str = "f32", place: int = 0, two: bool = False,
+    scaled: bool = False, half: int = 0,
+) -> None:  # fmt: skip
+    """All 256 codes of a byte, or of a byte of a word with any other beside it, or of two fp4, to wide values."""
+    for start in range(0, 256, LANES):
+        codes = np.arange(start, start + LANES, dtype=np.uint32)
+        noise, scale = rng.integers(0, 1 << 32, LANES, dtype=np.uint32), random_scale(rng)
+        if fmt.bits == 4:
+            parts, source = (codes & 15, codes >> 4), put(noise, codes, 8, place)
+        elif two:
+            other = rng.permutation(256)[:LANES].astype(np.uint32)
+            parts, source = (codes, other), put(noise, codes | other << 8, 16, place)
+        else:
+            parts, source = (codes,), put(noise, codes, 8, place)
+        rows = len(parts) if kind == "f32" else 1
+        got = run([source[None], scale[None]] if scaled else [source[None]], np.stack([noise] * rows))
+        if kind != "f32" and len(parts) == 1:
+            assert (field(got[0], 16, 1 - half) == field(noise, 16, 1 - half)).all()
+            got = [field(got[0], 16, half)]
+        elif kind != "f32":
+            got = [field(got[0], 16, 0), field(got[0], 16, 1)]
+        factor = scale_factor(scale) if scaled else 1.0
+        for value, part in zip(got, parts, strict=True):
+            assert same_wide(value, wide_codes(kind, fmt.values[part] * factor), kind)
+
+
 def decode_cases() -> list[Case]:
     """Bytes, words and fp4 bytes to wide values, plain and scaled: all 256 codes go through each."""
     cases = []
+
+    def add(text: str, arch: str = "gfx950", rows: int = 1, **how: object) -> None:
+        sources = (1, 1) if how.get("scaled") else (1,)
+        cases.append(Case(arch, Instruction(text, sources, rows), functools.partial(decoded, **how)))
+
     for name in ("fp8", "bf8"):
         for arch in ("gfx950", "gfx942"):
             fmt = small(name, arch)
-
-            def plain(rng, run, fmt=fmt, byte=0):
-                for start in range(0, 256, LANES):
-                    codes = np.arange(start, start + LANES, dtype=np.uint32)
-                    noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                    got = run([put(noise, codes, 8, byte)[None]], noise[None])[0]
-                    assert same_wide(got, wide_codes("f32", fmt.values[codes]), "f32")
-
-            def pair(rng, run, fmt=fmt, word=0):
-                for start in range(0, 256, LANES):
-                    codes = np.arange(start, start + LANES, dtype=np.uint32)
-                    other = rng.permutation(256)[:LANES].astype(np.uint32)
-                    noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                    source = put(noise, codes | other << 8, 16, word)
-                    got = run([source[None]], np.stack([noise, noise]))
-                    assert same_wide(got[0], wide_codes("f32", fmt.values[codes]), "f32")
-                    assert same_wide(got[1], wide_codes("f32", fmt.values[other]), "f32")
-
-            text = f"v_cvt_f32_{name}"
-            cases.append(Case(arch, Instruction(f"{text}_e32 {{d}}, {{a}}", (1,), 1), plain))
+            add(f"v_cvt_f32_{name}_e32 {{d}}, {{a}}", arch, fmt=fmt)
             for byte in range(4):
-                sdwa = f"{text}_sdwa {{d}}, {{a}} src0_sel:BYTE_{byte}"
-                cases.append(Case(arch, Instruction(sdwa, (1,), 1), functools.partial(plain, byte=byte)))
-            text = f"v_cvt_pk_f32_{name}"
-            cases.append(Case(arch, Instruction(f"{text}_e32 {{d}}, {{a}}", (1,), 2), pair))
-            sdwa = f"{text}_sdwa {{d}}, {{a}} src0_sel:WORD_1"
-            cases.append(Case(arch, Instruction(sdwa, (1,), 2), functools.partial(pair, word=1)))
-        default = small(name)
+                add(f"v_cvt_f32_{name}_sdwa {{d}}, {{a}} src0_sel:BYTE_{byte}", arch, fmt=fmt, place=byte)
+            add(f"v_cvt_pk_f32_{name}_e32 {{d}}, {{a}}", arch, 2, fmt=fmt, two=True)
+            add(f"v_cvt_pk_f32_{name}_sdwa {{d}}, {{a}} src0_sel:WORD_1", arch, 2, fmt=fmt, two=True, place=1)
         for kind in ("f32", "f16", "bf16"):
             for word in range(2):
-
-                def scaled_pair(rng, run, fmt=default, kind=kind, word=word):
-                    for start in range(0, 256, LANES):
-                        codes = np.arange(start, start + LANES, dtype=np.uint32)
-                        other = rng.permutation(256)[:LANES].astype(np.uint32)
-                        noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                        scale = random_scale(rng)
-                        outputs = 2 if kind == "f32" else 1
-                        source = put(noise, codes | other << 8, 16, word)
-                        got = run([source[None], scale[None]], np.stack([noise] * outputs))
-                        halves = got if kind == "f32" else [field(got[0], 16, 0), field(got[0], 16, 1)]
-                        for value, code in zip(halves, (codes, other), strict=True):
-                            assert same_wide(value, wide_codes(kind, fmt.values[code] * scale_factor(scale)), kind)
-
                 text = f"v_cvt_scalef32_pk_{kind}_{name} {{d}}, {{a}}, {{b}} op_sel:[{word},0,0]"
-                cases.append(Case("gfx950", Instruction(text, (1, 1), 2 if kind == "f32" else 1), scaled_pair))
+                how = {"fmt": small(name), "kind": kind, "place": word, "two": True, "scaled": True}
+                add(text, rows=2 if kind == "f32" else 1, **how)
         for kind in ("f32", "f16"):
             for byte in range(4):
                 for half in range(2 if kind == "f16" else 1):
-
-                    def scaled_byte(rng, run, fmt=default, kind=kind, byte=byte, half=half):
-                        for start in range(0, 256, LANES):
-                            codes = np.arange(start, start + LANES, dtype=np.uint32)
-                            noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                            scale = random_scale(rng)
-                            got = run([put(noise, codes, 8, byte)[None], scale[None]], noise[None])[0]
-                            if kind == "f16":
-                                assert (field(got, 16, 1 - half) == field(noise, 16, 1 - half)).all()
-                                got = field(got, 16, half)
-                            assert same_wide(got, wide_codes(kind, fmt.values[codes] * scale_factor(scale)), kind)
-
                     text = f"v_cvt_scalef32_{kind}_{name} {{d}}, {{a}}, {{b}} op_sel:[{byte & 1},{byte >> 1},{half}]"
-                    cases.append(Case("gfx950", Instruction(text, (1, 1), 1), scaled_byte))
+                    add(text, fmt=small(name), kind=kind, place=byte, half=half, scaled=True)
     for kind in ("f32", "f16", "bf16"):
         for byte in range(4):
-
-            def fp4_pair(rng, run, kind=kind, byte=byte):
-                fmt = small("fp4")
-                for start in range(0, 256, LANES):
-                    codes = np.arange(start, start + LANES, dtype=np.uint32)
-                    noise = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                    scale = random_scale(rng)
-                    source = put(noise, codes, 8, byte)
-                    got = run([source[None], scale[None]], np.stack([noise] * (2 if kind == "f32" else 1)))
-                    halves = got if kind == "f32" else [field(got[0], 16, 0), field(got[0], 16, 1)]
-                    for value, code in zip(halves, (codes & 15, codes >> 4), strict=True):
-                        assert same_wide(value, wide_codes(kind, fmt.values[code] * scale_factor(scale)), kind)
-
             text = f"v_cvt_scalef32_pk_{kind}_fp4 {{d}}, {{a}}, {{b}} op_sel:[{byte & 1},{byte >> 1},0]"
-            cases.append(Case("gfx950", Instruction(text, (1, 1), 2 if kind == "f32" else 1), fp4_pair))
+            add(text, rows=2 if kind == "f32" else 1, fmt=small("fp4"), kind=kind, place=byte, scaled=True)
     return cases
 
 
