@@ -12,7 +12,7 @@ from hipforge.jit import registry
 from hipforge.jit.compile_ops import compile_ops
 
 KERNEL = r"""
-#include <hip/hip_runtime.h>
+#include "hipforge/amd/hip.h"
 __global__ void add(const float* x, float* out, float value, int64_t n) {
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) out[i] = x[i] + value;
@@ -58,7 +58,7 @@ def registered(tmp_path_factory):
     (folder / "kernel.cu").write_text(KERNEL)
     (folder / "binding.cpp").write_text(BINDING)
     (folder / "modules.json").write_text(
-        json.dumps({"module_test_pybind11": {"srcs": ["kernel.cu", "binding.cpp"], "ffi": "pybind11"}})
+        json.dumps({"module_test_pybind11": {"srcs": ["kernel.cu", "binding.cpp"], "ffi": "pybind11", "bare": True}})
     )
     registry.register(folder / "modules.json")
 
