@@ -152,6 +152,8 @@ def test_an_argument_of_the_wrong_kind_is_a_guard_error_that_names_it(bound, cha
 def test_a_wrong_argument_list_is_a_type_error_as_for_any_function(bound, args, kwargs, words):
     with pytest.raises(TypeError, match=words):
         bound(scalars)(*args, **kwargs)
+    with pytest.raises(TypeError, match=words):  # as functions of pybind11 modules are bound
+        signature_of(scalars, mutates=("out",)).bind(args, kwargs)
 
 
 def test_a_gpu_tensor_on_the_emulator_is_told_about_the_setting(library, monkeypatch):
