@@ -63,71 +63,47 @@ def field(row: np.ndarray, bits: int, which: int) -> np.ndarray:
     return row >> np.uint32(bits * which) & np.uint32((1 << bits) - 1)
 
 
-def pack_cases() -> list[Case]:
-    """Two values to two bytes, RNE: unscaled from f32, scaled from f32, f16 and bf16; both overflow modes."""
+def encoded(
+    rng: np.random.Generator, run: Callable, *, fmt: Format, kind: str = "f32", place: int, scaled: bool,
+    saturate: bool = True,
+) -> None:  # fmt: skip
+    """Two values become a field of the result, whose other bits stay."""
+    scale, old = random_scale(rng), rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+    pair = [random_wide(rng, kind, LANES), random_wide(rng, kind, LANES)]
+    sources = [pair[0][None], pair[1][None]] if kind == "f32" else [(pair[0] | pair[1] << 16)[None]]
+    got = run([*sources, scale[None]] if scaled else sources, old[None])[0]
+    wide, none = 2 * fmt.bits, np.zeros(LANES, np.uint32)
+    assert (put(got, none, wide, place) == put(old, none, wide, place)).all()
+    for i, source in enumerate(pair):
+        want = encode(fmt, wide_values(kind, source) / (scale_factor(scale) if scaled else 1.0), saturate)
+        assert same_codes(field(field(got, wide, place), fmt.bits, i), want, fmt)
+
+
+def encode_cases() -> list[Case]:
+    """Two values to two bytes in both overflow modes or to two fp4, RNE: unscaled from f32, scaled from every kind."""
     cases = []
+
+    def add(text: str, arch: str = "gfx950", overflow: int = 0, **how: object) -> None:
+        sources = (1,) * text.count("}, {")
+        cases.append(Case(arch, Instruction(text, sources, 1, overflow), functools.partial(encoded, **how)))
+
     for name in ("fp8", "bf8"):
         for half in (0, 1):
             for overflow in (0, 1):
+                how = {"place": half, "saturate": bool(overflow), "overflow": overflow}
                 for arch in ("gfx950", "gfx942"):
-                    fmt = small(name, arch)
-
-                    def unscaled(rng, run, fmt=fmt, half=half, overflow=overflow):
-                        a, b = random_wide(rng, "f32", LANES), random_wide(rng, "f32", LANES)
-                        old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                        got = run([a[None], b[None]], old[None])[0]
-                        assert (field(got, 16, 1 - half) == field(old, 16, 1 - half)).all()
-                        for i, source in enumerate((a, b)):
-                            want = encode(fmt, wide_values("f32", source), bool(overflow))
-                            assert same_codes(field(field(got, 16, half), 8, i), want, fmt)
-
-                    text = f"v_cvt_pk_{name}_f32 {{d}}, {{a}}, {{b}} {selection(2, half).replace('0,0,0', '0,0')}"
-                    cases.append(Case(arch, Instruction(text, (1, 1), 1, overflow), unscaled))
-                for kind in ("f32", "f16", "bf16"):
-                    fmt = small(name)
-
-                    def scaled(rng, run, fmt=fmt, half=half, overflow=overflow, kind=kind):
-                        scale = random_scale(rng)
-                        old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                        pair = [random_wide(rng, kind, LANES), random_wide(rng, kind, LANES)]
-                        sources = [pair[0][None], pair[1][None]] if kind == "f32" else [(pair[0] | pair[1] << 16)[None]]
-                        got = run([*sources, scale[None]], old[None])[0]
-                        assert (field(got, 16, 1 - half) == field(old, 16, 1 - half)).all()
-                        for i in range(2):
-                            want = encode(fmt, wide_values(kind, pair[i]) / scale_factor(scale), bool(overflow))
-                            assert same_codes(field(field(got, 16, half), 8, i), want, fmt)
-
-                    if kind == "f32":
-                        text = f"v_cvt_scalef32_pk_{name}_f32 {{d}}, {{a}}, {{b}}, {{c}} {selection(2, half)}"
-                        widths: tuple[int, ...] = (1, 1, 1)
-                    else:
-                        text = f"v_cvt_scalef32_pk_{name}_{kind} {{d}}, {{a}}, {{b}} op_sel:[0,0,{half}]"
-                        widths = (1, 1)
-                    cases.append(Case("gfx950", Instruction(text, widths, 1, overflow), scaled))
-    return cases
-
-
-def fp4_encode_cases() -> list[Case]:
-    cases = []
-    fmt = small("fp4")
+                    text = f"v_cvt_pk_{name}_f32 {{d}}, {{a}}, {{b}} op_sel:[0,0,{half}]"
+                    add(text, arch, fmt=small(name, arch), scaled=False, **how)
+                text = f"v_cvt_scalef32_pk_{name}_f32 {{d}}, {{a}}, {{b}}, {{c}} {selection(2, half)}"
+                add(text, fmt=small(name), scaled=True, **how)
+                for kind in ("f16", "bf16"):
+                    text = f"v_cvt_scalef32_pk_{name}_{kind} {{d}}, {{a}}, {{b}} op_sel:[0,0,{half}]"
+                    add(text, fmt=small(name), kind=kind, scaled=True, **how)
     for byte in range(4):
         for kind in ("f32", "f16", "bf16"):
-
-            def check(rng, run, byte=byte, kind=kind):
-                scale = random_scale(rng)
-                old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                pair = [random_wide(rng, kind, LANES), random_wide(rng, kind, LANES)]
-                sources = [pair[0][None], pair[1][None]] if kind == "f32" else [(pair[0] | pair[1] << 16)[None]]
-                got = run([*sources, scale[None]], old[None])[0]
-                codes = [encode(fmt, wide_values(kind, x) / scale_factor(scale), True) for x in pair]
-                assert (got == put(old, codes[0] | codes[1] << 4, 8, byte)).all()
-
-            if kind == "f32":
-                text = f"v_cvt_scalef32_pk_fp4_f32 {{d}}, {{a}}, {{b}}, {{c}} {selection(4, byte)}"
-                cases.append(Case("gfx950", Instruction(text, (1, 1, 1), 1), check))
-            else:
-                text = f"v_cvt_scalef32_pk_fp4_{kind} {{d}}, {{a}}, {{b}} {selection(4, byte)}"
-                cases.append(Case("gfx950", Instruction(text, (1, 1), 1), check))
+            operands = "{d}, {a}, {b}, {c}" if kind == "f32" else "{d}, {a}, {b}"
+            text = f"v_cvt_scalef32_pk_fp4_{kind} {operands} {selection(4, byte)}"
+            add(text, fmt=small("fp4"), kind=kind, place=byte, scaled=True)
     return cases
 
 
@@ -265,31 +241,21 @@ def stochastic_cases() -> list[Case]:
     cases = []
     for name in ("fp8", "bf8"):
         for byte in (0, 3):
-            for arch in ("gfx950", "gfx942"):
+            for arch, kind in (("gfx950", ""), ("gfx942", ""), *(("gfx950", kind) for kind in ("f32", "f16", "bf16"))):
                 fmt = small(name, arch)
 
-                def plain(rng, run, fmt=fmt, byte=byte):
-                    x, random = random_wide(rng, "f32", LANES), rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                    old = rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                    got = run([x[None], random[None]], old[None])[0]
-                    want = encode_stochastic(fmt, wide_values("f32", x), random, False)
-                    assert (got & ~np.uint32(255 << 8 * byte) == old & ~np.uint32(255 << 8 * byte)).all()
-                    assert same_codes(field(got, 8, byte), want, fmt)
-
-                text = f"v_cvt_sr_{name}_f32 {{d}}, {{a}}, {{b}} {selection(4, byte)}"
-                cases.append(Case(arch, Instruction(text, (1, 1), 1), plain))
-            for kind in ("f32", "f16", "bf16"):
-                fmt = small(name)
-
-                def scaled(rng, run, fmt=fmt, kind=kind, byte=byte):
+                def one(rng, run, fmt=fmt, kind=kind or "f32", byte=byte, scaled=bool(kind)):
                     x, random = random_wide(rng, kind, LANES), rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
-                    scale = random_scale(rng)
-                    got = run([x[None], random[None], scale[None]], np.zeros((1, LANES), np.uint32))[0]
-                    want = encode_stochastic(fmt, wide_values(kind, x) / scale_factor(scale), random, False)
-                    assert same_codes(field(got, 8, byte), want, fmt)
+                    scale, old = random_scale(rng), rng.integers(0, 1 << 32, LANES, dtype=np.uint32)
+                    got = run([x[None], random[None], *([scale[None]] if scaled else [])], old[None])[0]
+                    values = wide_values(kind, x) / (scale_factor(scale) if scaled else 1.0)
+                    none = np.zeros(LANES, np.uint32)
+                    assert (put(got, none, 8, byte) == put(old, none, 8, byte)).all()
+                    assert same_codes(field(got, 8, byte), encode_stochastic(fmt, values, random, False), fmt)
 
-                text = f"v_cvt_scalef32_sr_{name}_{kind} {{d}}, {{a}}, {{b}}, {{c}} {selection(4, byte)}"
-                cases.append(Case("gfx950", Instruction(text, (1, 1, 1), 1), scaled))
+                prefix, third = (f"v_cvt_scalef32_sr_{name}_{kind}", ", {c}") if kind else (f"v_cvt_sr_{name}_f32", "")
+                text = f"{prefix} {{d}}, {{a}}, {{b}}{third} {selection(4, byte)}"
+                cases.append(Case(arch, Instruction(text, (1, 1, 1) if kind else (1, 1), 1), one))
     for kind in ("f32", "f16", "bf16"):
 
         def fp4(rng, run, kind=kind):
@@ -361,7 +327,7 @@ def sixteen_bit_cases() -> list[Case]:
     ]
 
 
-CASES = pack_cases() + fp4_encode_cases() + decode_cases() + six_bit_cases() + stochastic_cases() + sixteen_bit_cases()
+CASES = encode_cases() + decode_cases() + six_bit_cases() + stochastic_cases() + sixteen_bit_cases()
 HELD = {(base(case.instruction.text.split()[0]), case.arch) for case in CASES}
 
 
