@@ -93,13 +93,29 @@ for words, told in {ANSWERED}.items():
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(stand_in: StandIn) -> None:
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory with what this machine's own compilers answer, and the ROCm tree: seconds for each doctor."""
+    folder = tmp_path_factory.mktemp("asked")
+    with settings.scope(CACHE_DIR=folder):
+        invoke("doctor")
+    return folder
+
+
+@pytest.fixture
+def knowing(stand_in: StandIn, asked: Path) -> StandIn:
+    """The stand-in, and the answers of the compilers beside it."""
+    shutil.copytree(asked, stand_in.cache, symlinks=True)
+    return stand_in
+
+
+def test_doctor_gives_each_toolchain_and_device_a_reason_and_takes_one_of_each(knowing: StandIn) -> None:
     findings = answer("doctor")
     for kind in ("toolchain", "device"):
         taken = [item for item in findings if item["kind"] == kind and item["taken"]]
         assert len(taken) == 1 and taken[0]["usable"]
     assert all(item["detail"] for item in findings)
-    assert str(stand_in.hipcc) in next(item["name"] for item in findings if item["taken"])
+    assert str(knowing.hipcc) in next(item["name"] for item in findings if item["taken"])
 
 
 def test_doctor_names_the_modules_that_no_gpu_has_run_and_the_card_of_those_that_one_has() -> None:
@@ -115,8 +131,8 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.stdout == invoke("--version").output
 
 
-def test_doctor_replaces_a_named_compiler_by_no_other(stand_in: StandIn) -> None:
-    stand_in.hipcc.unlink()
+def test_doctor_replaces_a_named_compiler_by_no_other(knowing: StandIn) -> None:
+    knowing.hipcc.unlink()
     result = invoke("doctor", "--json")
     found = [item for item in json.loads(result.stdout) if item["kind"] == "toolchain"]
     found = [item for item in found if "nvcc" not in item["name"]]  # another vendor's
@@ -133,7 +149,7 @@ def test_doctor_ends_with_1_where_nothing_can_build(monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
-    stand_in: StandIn,
+    knowing: StandIn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(item["usable"] for item in answer("doctor") if item["kind"] == "setting")
@@ -157,7 +173,7 @@ def test_doctor_judges_every_setting_and_names_the_one_that_was_meant(
     assert len(refused) == 5
 
 
-def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_survives_a_refused_device(knowing: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     devices.current.cache_clear()
     monkeypatch.setenv("HIPFORGE_DEVICE", "tpu")
     result = invoke("doctor", "--json")
@@ -167,7 +183,7 @@ def test_doctor_survives_a_refused_device(stand_in: StandIn, monkeypatch: pytest
 
 
 def test_doctor_reports_what_is_broken_and_prints_no_traceback(
-    stand_in: StandIn,
+    knowing: StandIn,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken() -> list[object]:
@@ -212,7 +228,7 @@ def test_doctor_ends_with_0_where_modules_built_ahead_run_without_a_compiler(
     assert invoke("doctor").exit_code == 1, "no kernel is left"
 
 
-def test_doctor_looks_for_what_the_emulator_needs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_looks_for_what_the_emulator_needs(knowing: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     def emulator() -> dict[str, object]:
         return next(item for item in json.loads(invoke("doctor", "--json").stdout) if item["kind"] == "emulator")
 
@@ -225,7 +241,7 @@ def test_doctor_looks_for_what_the_emulator_needs(stand_in: StandIn, monkeypatch
     assert "forbids building it" in emulator()["detail"]
     result = invoke("doctor")
     assert result.exit_code == 1 and "HIPFORGE_DISABLE_JIT=1: nothing is built" in result.stderr
-    stand_in.build()
+    knowing.build()
     monkeypatch.setattr(doctor, "emulator_findings", list)
     assert invoke("doctor").exit_code == 0, "what is built already runs"
 
