@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from stress import floats
 
 BLOCK = 32
 SCALE_ONE = 127  # e8m0 byte of 2^0
@@ -52,26 +50,7 @@ class Operands:
         return replace(self, **changes)
 
 
-def decode_e4m3fn() -> torch.Tensor:
-    """The value of each of the 256 bytes, from the format's definition."""
-    values = []
-    for byte in range(256):
-        exponent, mantissa = byte >> 3 & 15, byte & 7
-        if exponent == 15 and mantissa == 7:
-            magnitude = float("nan")
-        elif exponent == 0:
-            magnitude = mantissa * 2.0**-9
-        else:
-            magnitude = (8 + mantissa) * 2.0 ** (exponent - 10)
-        values.append(-magnitude if byte & 0x80 else magnitude)
-    return torch.tensor(values, dtype=torch.float64)
-
-
-E4M3FN = decode_e4m3fn()
-# The same byte is half as much in e4m3fnuz, except for -0, which is its NaN, and the NaNs, which are 240.
-E4M3FNUZ = E4M3FN / 2
-E4M3FNUZ[PAYLOAD_MINUS_ZERO] = float("nan")
-E4M3FNUZ[0x7F], E4M3FNUZ[0xFF] = 240.0, -240.0
+E4M3FN, E4M3FNUZ = (torch.from_numpy(table) for table in (floats.E4M3FN, floats.E4M3FNUZ))
 FORMATS = {"gfx950": E4M3FN, "gfx942": E4M3FNUZ}
 E8M0 = torch.tensor([2.0 ** (byte - 127) for byte in range(255)] + [float("nan")], dtype=torch.float64)
 BYTE_OF_INTEGER = {
@@ -184,26 +163,3 @@ def assert_writes_only(run: Callable[[torch.Tensor], None], case: Operands, star
     run(out)
     assert_bits(out, oracle(case, arch))
     assert (buffer[:start] == -123).all() and (buffer[start + m * n :] == -123).all()
-
-
-def refusals_on_gfx942(calls: dict[str, tuple[object, ...]], **environment: str) -> list[str]:
-    """Call stubs, each with its last arguments, in a process whose device is a gfx942; return the ArchErrors."""
-    program = f"""
-import torch
-from hipforge import emulator
-from hipforge.errors import ArchError
-from hipforge.ops import smallm_gemm_mxfp8 as ops
-zeros = lambda *shape: torch.zeros(shape, dtype=torch.uint8)
-operands = zeros(2, 64), zeros(2, 2), zeros(8, 64), zeros(8, 2)
-with emulator.options(arch="gfx942"):
-    for stub, arguments in {calls!r}.items():
-        try:
-            getattr(ops, stub)(torch.zeros(2, 8, dtype=torch.bfloat16), *operands, *arguments)
-        except ArchError as error:
-            print(" ".join(str(error).split()))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()

@@ -129,8 +129,8 @@ CASES = [
     for make, k, rows in [
         (dense, 2048, FEW + MANY),
         (dense, 7168, FEW + MANY),
-        (per_row, 7168, FEW + MANY),
-        (blocks, 7168, FEW + MANY),
+        (per_row, 4096, FEW + MANY),
+        (blocks, 4096, FEW + MANY),
         (mxfp4, 4096, (*FEW, *MANY, 260)),
         (grouped, 4096, FEW + MANY),
         (grouped_fp8, 4096, FEW + MANY),

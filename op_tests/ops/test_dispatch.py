@@ -101,7 +101,7 @@ def test_reference_device_is_none_and_linear_computes_in_torch(monkeypatch, call
     assert not calls
 
 
-@pytest.mark.parametrize(("n", "k"), [(N, K), (2048, 2880), (640, 2048), (9216, 512)])
+@pytest.mark.parametrize(("n", "k"), [(N, K), (2048, 2880), (640, 2048), (9216, 512), (4096, 4096)])
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 16])
 def test_untuned_m_up_to_16_takes_what_the_other_ops_take_and_nothing_is_padded(calls, m, n, k):
     given = meta_operands(m, n, k)
@@ -363,3 +363,55 @@ def test_a_row_may_name_a_tile(table):
     taken = explain("mxfp8_gemv", *given)
     assert (taken.kernel, dict(taken.configuration)) == ("mxfp8_gemm_tiles", {"tile": 64064, "k_splits": 2})
     assert torch.equal(ops.mxfp8_gemv(*given), ops.mxfp8_gemm_tiles(*given, tile=64064, k_splits=2))
+
+
+# ---- real launches ---------------------------------------------------------------------------------------------------
+
+
+def assert_close(got, args):
+    mxfp8_cases.assert_close(got, mxfp8_mm(*args, out_dtype=torch.float64, compute_dtype=torch.float64))
+
+
+@pytest.mark.parametrize("m", range(1, 17))
+def test_every_small_m_by_the_wrapper(m):
+    args = operands(m)
+    assert_close(ops.mxfp8_gemv(*args), args)
+
+
+@pytest.mark.parametrize("m", [17, 33, 64])
+def test_tuned_larger_m_by_the_wrapper(m, tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    rows = "".join(f"{K},{N},{rows},mfma,2,2,1\n" for rows in (32, 64))
+    path.write_text("K,N,M,kernel,n_sub,k_splits,use_hip\n" + rows)
+    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
+    ops.reload_tables()
+    args = operands(m)
+    assert_close(ops.mxfp8_gemv(*args), args)
+
+
+def test_a_tuned_cell_runs_its_row():
+    args = operands(1, 768, 6144)
+    shown = explain("mxfp8_gemv", *args)
+    assert shown.file is not None and shown.file[0].name == "mxfp8_gemm_tuned.csv"
+    assert_close(ops.mxfp8_gemv(*args), args)
+
+
+@pytest.mark.parametrize("op", [ops.mxfp8_gemv, ops.mxfp8_gemm, ops.mxfp8_linear])
+def test_a_decision_kept_for_contiguous_operands_does_not_serve_others(op):
+    args = operands(3)
+    strided = tuple(torch.stack((x.view(torch.uint8), x.view(torch.uint8) ^ 1), dim=-1)[..., 0] for x in args)
+    assert not any(x.is_contiguous() for x in strided)
+    for _ in range(2):  # the first call decides, the second takes what was kept
+        assert_close(op(*args), args)
+        for i in range(4):
+            mixed = [strided[j] if i == j else args[j].view(torch.uint8) for j in range(4)]
+            assert_close(op(*mixed), args)
+            assert_close(op(*(x.contiguous() for x in mixed)), args)
+
+
+def test_raw_ops_are_operators_with_declared_mutations():
+    def raw(xq, xs, wq, ws):
+        return ops.smallm_mxfp8_mfma(xq, xs, wq, ws, torch.bfloat16, n_sub=1, k_splits=2) + 1
+
+    args = operands(9)
+    assert torch.equal(torch.compile(raw, backend="aot_eager", fullgraph=True)(*args), raw(*args))

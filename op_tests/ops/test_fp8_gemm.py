@@ -53,8 +53,18 @@ def test_every_shape_of_work_group(arch: str, kind: str, rows: int, columns: int
     assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "columns", "k_splits"), ((16, 24, 4), (32, 16, 2), (64, 48, 2)))
+SHARED = ((16, 24, 4), (32, 16, 2), (64, 48, 2))
+
+
+# A module for each height and kind of scales: by default each kind with one height, and each height with two kinds.
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns", "k_splits"),
+    [
+        pytest.param(kind, *given, marks=() if given[0] == 32 or kind in ("rows", "mx") else pytest.mark.full)
+        for kind in KINDS
+        for given in SHARED
+    ],
+)
 def test_work_groups_that_share_k(arch: str, kind: str, rows: int, columns: int, k_splits: int) -> None:
     case = case_of(kind, rows + 3, 150, 2208, arch)
     out = torch.empty(rows + 3, 150, dtype=torch.bfloat16)

@@ -246,7 +246,9 @@ def test_non_contiguous_inputs_and_expanded_gradients_work():
     assert converted.weight.grad.shape == (256, 128)
 
 
-@pytest.mark.parametrize(("batch", "in_features", "out_features"), [(7, 128, 256), (16, 120, 128), (16, 128, 100)])
+@pytest.mark.parametrize(
+    ("batch", "in_features", "out_features"), [(7, 128, 256), (1, 128, 256), (16, 120, 128), (16, 128, 100)]
+)
 def test_dimensions_off_sixteen_fall_back_to_bf16(batch, in_features, out_features):
     plain, converted = layer(in_features, out_features)
     x = torch.randn(batch, in_features)
@@ -255,13 +257,6 @@ def test_dimensions_off_sixteen_fall_back_to_bf16(batch, in_features, out_featur
     assert recorder.products == []
     want = torch.nn.functional.linear(x.bfloat16(), plain.weight.bfloat16(), plain.bias.bfloat16())
     assert torch.equal(got, want)
-
-
-def test_one_row_runs_in_bf16():
-    plain, converted = layer()
-    x = torch.randn(1, 128)
-    want = torch.nn.functional.linear(x.bfloat16(), plain.weight.bfloat16(), plain.bias.bfloat16())
-    assert torch.equal(converted(x), want)
 
 
 def test_an_empty_batch_gives_an_empty_result():
@@ -362,8 +357,8 @@ def test_an_mlp_learns_as_well_as_in_bf16():
     def train(convert):
         torch.manual_seed(0)
         teacher = nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128))
-        x = torch.randn(1024, 128)
-        target = teacher(x).detach() + 0.3 * torch.randn(1024, 128)
+        x = torch.randn(256, 128)
+        target = teacher(x).detach() + 0.3 * torch.randn(256, 128)
         model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
         if convert:
             fp8.convert_to_float8_training(model)

@@ -14,13 +14,6 @@ from hipforge.ops.reference.skinny import skinny_gemm as reference
 pytestmark = pytest.mark.gfx942
 
 
-@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32])
-def test_every_height_with_odd_widths(m):
-    for n, k in [(1, 32), (33, 96), (129, 544)]:
-        a, b = integers(m, n, k, seed=m)
-        assert torch.equal(ops.skinny_gemm(a, b, ONE), exact(a, b))
-
-
 def check_model_shape(m, n, k):
     a, b, scale = normals(m, n, k, seed=m)
     with emulator.counters() as counted:
@@ -146,37 +139,15 @@ def test_refused_configurations(change, message):
 def test_the_raw_op_refuses_what_the_wrappers_repair():
     a, b = integers(4, 40, 96)
     out, waves = torch.zeros(4, 40).half(), (1, 8, 1, 2, 4, 1, 1, 1, 1, 1)
-    with pytest.raises(GuardError, match="b must be column-major"):
-        ops.skinny_gemm_fp8_out(out, a, b.contiguous(), ONE, None, True, *waves)
     with pytest.raises(GuardError, match="accumulate must be true"):
         ops.skinny_gemm_fp8_out(out, a, b, ONE, None, False, *waves)
     with pytest.raises(
         GuardError, match=r"float32 \[1, 4, 40\] = \[split_k \* consumers, m, n\]; got float32 \[2, 4, 40\]"
     ):
         ops.skinny_gemm_fp8_out(out, a, b, ONE, torch.zeros(2, 4, 40), True, *waves)
-    with pytest.raises(GuardError, match="a must be contiguous float8"):
-        ops.skinny_gemm_fp8_out(out, a.float().to(OTHER), b, ONE, None, True, *waves)
     odd = torch.zeros(4, 39).half()
     with pytest.raises(GuardError, match="even n; got 39"):
         ops.skinny_gemm_fp8_out(odd, a, b[:, :39], ONE, None, True, *waves)
-
-
-def test_what_is_written_stands_apart_from_what_is_read():
-    memory = torch.zeros(96 * 40, dtype=torch.uint8)
-    a, b = memory[: 4 * 96].view(FP8).view(4, 96), memory.view(FP8).view(40, 96).t()
-    out = torch.zeros(4, 40).half()
-    other_a, other_b = integers(4, 40, 96)
-    waves = (1, 8, 1, 2, 4, 1, 1, 1, 1, 1)
-    inside = memory[:320].view(torch.float16).view(4, 40)
-    with pytest.raises(GuardError, match="out is written and must not share memory with a"):
-        ops.skinny_gemm_fp8_out(inside, a, other_b, ONE, None, True, *waves)
-    with pytest.raises(GuardError, match="out is written and must not share memory with b"):
-        ops.skinny_gemm_fp8_out(memory[-320:].view(torch.float16).view(4, 40), other_a, b, ONE, None, True, *waves)
-    workspace = memory[:640].view(torch.float32).view(1, 4, 40)
-    with pytest.raises(GuardError, match="workspace is written and must not share memory with b"):
-        ops.skinny_gemm_fp8_out(out, other_a, b, ONE, workspace, False, *waves)
-    with pytest.raises(GuardError, match="out is written and must not share memory with workspace"):
-        ops.skinny_gemm_fp8_out(inside, other_a, other_b, ONE, workspace, False, *waves)
 
 
 def test_one_graph_serves_every_number_of_rows_and_adds_in_place():

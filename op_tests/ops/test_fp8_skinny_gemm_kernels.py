@@ -19,6 +19,7 @@ from helpers.fp8_skinny_cases import (
     FP8,
     NAN_BYTE,
     ONE,
+    OTHER,
     WAVE_SPLIT_SHAPES,
     exact,
     integers,
@@ -30,6 +31,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from hipforge import emulator
+from hipforge.errors import GuardError
 from hipforge.ops.fp8_skinny_gemm import skinny_gemm_fp8_out, skinny_wave_split_out
 from hipforge.ops.fp8_skinny_gemm.kernels import wave_split
 from hipforge.ops.fp8_skinny_gemm.space import MAX_WAVES, OP_M, TILES, Configuration, refusal
@@ -340,3 +342,33 @@ def test_lanes_past_the_last_column_load_nothing_however_large_the_pitch(c: Conf
         got = SUBJECTS[1].call(c, a, b)
     assert torch.equal(got, exact(a, narrow))
     assert counted.tensors["b"].loaded == n * k
+
+
+RAW = {
+    "queue": (skinny_gemm_fp8_out, (1, 8, 1, 2, 4, 1, 1, 1, 1, 1), (1, 4, 40)),
+    "wave_split": (skinny_wave_split_out, (8, 8, 2, 2), (40 * 256 // 4,)),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_is_written_stands_apart_from_what_is_read_and_operands_have_one_layout(name: str) -> None:
+    raw, given, workspace_shape = RAW[name]
+    a, b = integers(4, 40, 256)
+    out, space = torch.zeros(4, 40).half(), torch.zeros(workspace_shape)
+    memory = torch.zeros(40 * 256, dtype=torch.uint8)
+    inside = memory[:320].view(torch.float16).view(4, 40)
+    a_inside, b_inside = memory[: 4 * 256].view(FP8).view(4, 256), memory.view(FP8).view(40, 256).t()
+    in_space = memory.view(torch.float32)[: space.numel()].view(workspace_shape)
+    written = "is written and must not share memory with"
+    for arguments, message in (
+        ((out, a, b.contiguous(), space), "b must be column-major"),
+        ((out, a.float().to(OTHER), b, space), "a must be contiguous float8"),
+        ((out[:3], a, b, space), "out must be contiguous float16"),
+        ((inside, a_inside, b, space), f"out {written} a"),
+        ((memory[-320:].view(torch.float16).view(4, 40), a, b_inside, space), f"out {written} b"),
+        ((out, a, b_inside, in_space), f"workspace {written} b"),
+        ((inside, a, b, in_space), f"out {written} workspace"),
+    ):
+        *operands, workspace = arguments
+        with pytest.raises(GuardError, match=message):
+            raw(*operands, ONE, workspace, name == "queue", *given)

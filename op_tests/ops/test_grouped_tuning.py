@@ -92,7 +92,7 @@ def test_a_modelled_row_is_written_per_cell_and_measured_ones_stay(case: Case, t
     assert row["us"] is None and str(row["source"]).startswith("model:")
     assert isinstance(row["err"], float) and 0 < row["err"] < case.tuner.max_error
     merge_rows(table, schema, [{**row, "us": 5.0, "source": "measured:MI355X/versions"}])
-    assert driver.tune(case.tuner, case.cells, table) == 1
+    assert driver.tune(case.tuner, case.cells[:1], table) == 0
     assert read_existing(schema, table)[key]["us"] == 5.0
     assert driver.tune(case.tuner, case.cells, table, resume=True) == 0
 

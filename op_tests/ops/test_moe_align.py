@@ -13,6 +13,7 @@ from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.jit import registry
 from hipforge.ops import reference
+from hipforge.ops.moe import from_packed_sorting
 from hipforge.ops.moe_align import SortedSlots, moe_align_block_size
 
 pytestmark = pytest.mark.gfx942
@@ -45,6 +46,9 @@ def test_slots_are_those_written_out_one_by_one(tokens, top_k, experts, block_m,
     assert got_ids[:used].tolist() == want_ids.tolist() and bool((got_ids[used:] == ids.numel()).all())
     assert got_experts[: used // block_m].tolist() == want_experts.tolist()
     assert bool((got_experts[used // block_m :] == -1).all())
+    # The buffers depend on no data: slots + E (block_m - 1), in whole tiles.
+    assert got_experts.numel() == -(-(ids.numel() + experts * (block_m - 1)) // block_m)
+    assert got_ids.numel() == block_m * got_experts.numel()
 
 
 @pytest.mark.parametrize(
@@ -194,3 +198,50 @@ def test_torch_compile_gives_the_same():
             got = traced(ids)
         for one, other in zip(got, reference.moe_align_block_size(ids, 4, 6), strict=True):
             assert torch.equal(one, other)
+
+
+# ---- the conversion of a packed sorting ------------------------------------------------------------------------------
+
+
+def packed_sorting(topk_ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The packed layout, written slot by slot: (choice << 24) | token, length numel + E block - top_k, rest garbage."""
+    tokens, top_k = topk_ids.shape
+    pad = (top_k << 24) | tokens
+    entries: list[int] = []
+    tiles: list[int] = []
+    for expert in range(experts):
+        mine = [(choice << 24) | token for token in range(tokens) for choice in range(top_k)
+                if int(topk_ids[token, choice]) == expert]  # fmt: skip
+        mine += [pad] * (-len(mine) % block)
+        entries += mine
+        tiles += [expert] * (len(mine) // block)
+    length = topk_ids.numel() + experts * block - top_k
+    sorted_ids = torch.zeros(length, dtype=torch.int32)  # 0 reads as slot 0 of token 0, a real one
+    sorted_ids[: len(entries)] = torch.tensor(entries, dtype=torch.int32)
+    sorted_experts = torch.full((-(-length // block),), -1, dtype=torch.int32)
+    sorted_experts[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32)
+    return sorted_ids, sorted_experts, torch.tensor([len(entries), tokens], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "block"), ((1, 1, 1, 4), (5, 2, 4, 4), (9, 5, 7, 8), (3, 8, 9, 32))
+)
+def test_packed_sorting_converts_to_the_same_tiles(tokens: int, top_k: int, experts: int, block: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    topk_ids = torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)])
+    ids, tile_experts, padded = from_packed_sorting(*packed_sorting(topk_ids, block, experts), tokens, top_k, block)
+    want = moe_align_block_size(topk_ids, block, experts)
+    used = int(want.num_tokens_post_padded)
+    assert padded.tolist() == [used] and ids.numel() % block == 0 and tile_experts.numel() == ids.numel() // block
+    assert torch.equal(ids[:used], want.sorted_token_ids[:used]) and (ids[used:] == tokens * top_k).all()
+    assert torch.equal(tile_experts[: used // block], want.expert_ids[: used // block])
+
+
+def test_packed_sorting_refuses_what_it_cannot_read() -> None:
+    good = packed_sorting(torch.tensor([[0], [1]]), 4, 2)
+    with pytest.raises(GuardError, match=r"sorted_ids must be int32"):
+        from_packed_sorting(good[0].long(), good[1], good[2], 2, 1, 4)
+    with pytest.raises(GuardError, match=r"sorted_expert_ids must have one entry per tile of 4, 3; got 1"):
+        from_packed_sorting(good[0], good[1][:1], good[2], 2, 1, 4)
+    with pytest.raises(GuardError, match=r"num_tokens below 2\^24.*got 4, 1, 16777216"):
+        from_packed_sorting(*good, 1 << 24, 1, 4)

@@ -160,13 +160,10 @@ def test_refusals_name_argument_value_and_rule():
         moe_combine(rows, ids=ids, expert_map=memory.view(torch.int32)[:10], out=memory[:32].view(2, 16))
 
 
-def test_explain_and_torch_compile():
+def test_explain_names_the_kernel_and_the_other_paths():
     rows, weights, ids = parts(2, 3, 16)
     shown = hipforge.explain("moe_combine", rows, weights, ids)
     assert (shown.path, shown.kernel, set(shown.refused)) == ("kernel", "moe_combine", {"triton", "torch"})
-    torch._dynamo.reset()
-    compiled = torch.compile(moe_combine, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(rows, weights, ids), moe_combine(rows, weights, ids))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

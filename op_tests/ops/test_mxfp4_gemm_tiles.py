@@ -6,9 +6,24 @@ the source that all instances share: ``few`` has one instance for each path thro
 
 from __future__ import annotations
 
+from math import ceil
+
 import pytest
 import torch
-from helpers.mxfp4_cases import CODE_OF_ONE, E2M1, Operands, among_nans, oracle, pack, random_codes
+from helpers.mxfp4_cases import (
+    BENCH,
+    CODE_OF_ONE,
+    E2M1,
+    TASKS,
+    Operands,
+    among_nans,
+    assert_close,
+    codes,
+    operands,
+    oracle,
+    pack,
+    random_codes,
+)
 from helpers.mxfp8_cases import SCALE_NAN, SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import sparse_bytes
 
@@ -32,6 +47,7 @@ from hipforge.ops.mxfp4_gemm import (
 from hipforge.ops.mxfp4_gemm.family import FAMILY, TABLE
 from hipforge.ops.mxfp4_gemm.kernels.tiles import TILED
 from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
+from hipforge.ops.reference import shuffle_scale, shuffle_weight
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.families.mxfp4_gemm import TUNER
 
@@ -404,3 +420,42 @@ def test_refused_configurations() -> None:
     with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
         held = GOOD.wq.view(-1)[:].view(torch.bfloat16)[: 70 * 16].view(70, 16)
         mxfp4_gemm_tiles_out(held, *GOOD.args(), None, False, SMALL, 1)
+
+
+# An eighth of the columns of two tasks, and, in the long run, every task; few rows take waves and many take tiles.
+@pytest.mark.parametrize(
+    ("m", "n", "k", "seed"),
+    [(16, 384, 1536, 6635), (4, 368, 512, 1), *(pytest.param(*task, marks=full) for task in TASKS + BENCH)],
+)
+@pytest.mark.parametrize("shuffled", (False, True))
+def test_a_call_loads_and_multiplies_everything_once(m: int, n: int, k: int, seed: int, shuffled: bool) -> None:
+    parts, _ = operands(m, n, k, seed)
+    xq, xs, wq, ws = parts
+    weights = (shuffle_weight(wq), shuffle_scale(ws)) if shuffled else (wq, ws)
+    with emulator.counters() as counted:
+        got = mxfp4_gemm(xq, xs, *weights, shuffled=shuffled)
+    assert_close(got, parts, k)
+    chosen = hipforge.explain(mxfp4_gemm, xq, xs, *weights, shuffled=shuffled).configuration
+    assert counted.launches == 1
+    if "tile" in chosen:
+        rows, columns = divmod(chosen["tile"], 1000)
+        assert counted.mfma_count == ceil(m / rows) * ceil(n / columns) * rows * columns // 1024 * 4 * ceil(k / 256)
+        assert counted.tensors["Wq"].loaded == ceil(m / rows) * wq.numel()
+        return
+    m_sub, n_sub = chosen["m_sub"], chosen["n_sub"]
+    assert counted.mfma_count == ceil(m / (16 * m_sub)) * m_sub * ceil(n / (16 * n_sub)) * n_sub * ceil(k / 128)
+    assert counted.tensors["Wq"].loaded == ceil(m / (16 * m_sub)) * wq.numel()
+
+
+def test_what_the_waves_do_not_take_is_refused() -> None:
+    parts = codes(4, 32, 64, (127,))
+    with pytest.raises(GuardError, match="m_sub"):
+        run_mxfp4(*parts, m_sub=3)
+    with pytest.raises(GuardError, match="number of K steps"):
+        run_mxfp4(*parts, k_splits=2)
+    with pytest.raises(GuardError, match=r"m_sub \* n_sub \* k_splits must be at most 64; got 4 \* 4 \* 8"):
+        run_mxfp4(*codes(4, 32, 1024, (127,)), m_sub=4, n_sub=4, k_splits=8)
+    with pytest.raises(GuardError, match="N % 16 == 0"):
+        run_mxfp4(*codes(4, 24, 64, (127,)), shuffled=True)
+    with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
+        mxfp4_gemm_out(parts[2].view(-1)[:256].view(torch.bfloat16).view(4, 32), *parts, False, 1, 1, 1)

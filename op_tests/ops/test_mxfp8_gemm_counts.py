@@ -1,4 +1,4 @@
-"""What the GEMV and the MFMA kernel of the dense MX-FP8 GEMM count: loads, instructions, matrix instructions."""
+"""What the kernels of the dense MX-FP8 GEMM count: loads, instructions, matrix instructions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import pytest
 import torch
 from helpers.mxfp8_cases import Operands, assert_bits, assert_close, integers, normal, oracle
 
-from hipforge import emulator
-from hipforge.ops.mxfp8_gemm.kernels import BY_NAME
+from hipforge import devices, emulator
+from hipforge.ops.core.tiles import tile_number
+from hipforge.ops.mxfp8_gemm.kernels import BY_NAME, group_split, wave_split
+from hipforge.ops.mxfp8_gemm.kernels.tiles import TILED
 from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_mfma_out
+
+pytestmark = pytest.mark.gfx942("wave_split")  # gfx950 has the others alone
 
 MFMA = "v_mfma_scale_f32_16x16x128_f8f6f4"
 
@@ -81,3 +85,109 @@ def test_a_workspace_of_the_mfma_kernel_need_not_be_aligned() -> None:
     smallm_mxfp8_mfma_out(out, *case.args(), workspace, 1, 2)
     assert_bits(out, oracle(case))
     assert torch.equal(workspace.double().sum(0), oracle(case))
+
+
+ROWS_AND_COLUMNS = tuple(
+    (rows, columns)
+    for rows in wave_split.ROWS
+    for columns in (16, 24, 32, 36, 48, 64, 76)  # one to five tiles, the last one whole or in part
+    if columns == 16 or devices.current().default_arch == "gfx950"
+)
+# Wave instructions of a work-group, by architecture: those of (K, N) = (6144, 2304) over its 144.
+WAVE_SPLIT = {
+    "gfx950": {
+        (16, 16): 1580,
+        (16, 24): 1930,
+        (16, 32): 1930,
+        (16, 36): 1900,
+        (16, 48): 1900,
+        (16, 64): 2230,
+        (16, 76): 2620,
+        (32, 16): 1890,
+        (32, 24): 2280,
+        (32, 32): 2280,
+        (32, 36): 2430,
+        (32, 48): 2430,
+        (32, 64): 2890,
+        (32, 76): 3400,
+        (64, 16): 2590,
+        (64, 24): 3320,
+        (64, 32): 3320,
+        (64, 36): 3600,
+        (64, 48): 3600,
+        (64, 64): 4310,
+        (64, 76): 5040,
+    },
+    "gfx942": {(16, 16): 6030, (32, 16): 9670, (64, 16): 16320},
+}
+
+
+@pytest.mark.parametrize(("rows", "columns"), ROWS_AND_COLUMNS)
+def test_the_wave_split_loads_weights_once_and_takes_no_more_instructions_than_recorded(
+    arch: str, rows: int, columns: int
+) -> None:
+    counters, _ = counted(
+        integers(rows, 64, 3072, scales=(126, 128)), "mxfp8_wave_split", rows=rows, columns=columns, waves=4
+    )
+    assert counters.tensors["Wq"].loaded == 64 * 3072
+    tiles = ceil(64 / columns) * ceil(columns / 16)  # of 16 columns
+    assert counters.mfma_count == 24 * tiles * (rows // 16) * (1 if arch == "gfx950" else 4)
+    assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
+    waves = min(8, wave_split.max_waves(rows, columns))
+    case = integers(rows, columns, 6144, scales=(127, 128))
+    counters, _ = counted(case, "mxfp8_wave_split", rows=rows, columns=columns, waves=waves)
+    assert counters.wave_instructions <= WAVE_SPLIT[arch][rows, columns]
+
+
+# Wave instructions of a result with K = 6144 in two parts.
+GROUP_SPLIT = {
+    (16, 16): 1950,
+    (16, 24): 2300,
+    (16, 32): 2300,
+    (16, 48): 2660,
+    (32, 16): 2270,
+    (32, 24): 2580,
+    (32, 32): 2580,
+    (32, 48): 3340,
+    (64, 16): 2910,
+    (64, 24): 3630,
+    (64, 32): 3630,
+    (64, 48): 4440,
+}
+
+
+@pytest.mark.parametrize(("rows", "columns"), GROUP_SPLIT)
+def test_what_a_result_of_the_group_split_loads_multiplies_and_takes_in_instructions(rows: int, columns: int) -> None:
+    assert set(GROUP_SPLIT) == {(rows, columns) for rows in group_split.ROWS for columns in group_split.COLUMNS}
+    case = integers(rows, columns, 6144, scales=(126, 128))
+    counters, _ = counted(case, "mxfp8_group_split", rows=rows, columns=columns, k_splits=2)
+    assert counters.tensors["Wq"].loaded == case.wq.numel()
+    assert counters.tensors["Xq"].loaded == case.xq.numel()
+    tiles = rows // 16 * ceil(columns / 16)
+    assert counters.mfma_count == 48 * tiles
+    assert counters.tensors["workspace"].stored == 2 * tiles * 1024 + 3 * 8  # two parts, which meet at a word
+    assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
+    assert counters.wave_instructions <= GROUP_SPLIT[rows, columns]
+
+
+# Per matrix instruction, scales included.
+LOOP_INSTRUCTIONS = {256256: 8.6, 192256: 10.5, 192128: 11.4, 128192: 11.3, 128128: 15.0, 128064: 26.0, 64064: 43.9}
+
+
+@pytest.mark.parametrize("tile", map(tile_number, TILED.step_us))
+def test_what_one_tile_loads_and_multiplies(tile: int) -> None:
+    m, n = divmod(tile, 1000)
+    conflicts, issued = set(), []
+    for k in (1024, 3072):
+        case = integers(m, n, k, scales=(126, 128))
+        counters, _ = counted(case, "mxfp8_gemm_tiles", tile=tile, k_splits=1)
+        assert counters.mfma_count == m // 32 * (n // 32) * (k // 64)
+        assert counters.tensors["Xq"].loaded == case.xq.numel()
+        assert counters.tensors["Wq"].loaded == case.wq.numel()
+        assert counters.scratch_bytes == 0
+        conflicts.add(counters.lds_bank_conflicts)
+        issued.append((counters.wave_instructions, counters.mfma_count))
+    (few, few_matrix), (more, more_matrix) = issued
+    # Of the loop alone, as clang 22 compiles it; another compiler may need a few more.
+    assert (more - few) / (more_matrix - few_matrix) < 1.1 * LOOP_INSTRUCTIONS[tile]
+    assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"

@@ -49,10 +49,10 @@ def run(case: Moe, rows: int = 16, waves: int = 4, out: torch.Tensor | None = No
 @pytest.mark.parametrize("order", ("forward", "reverse", "random"))
 @pytest.mark.parametrize(("rows", "waves"), INSTANCES)
 def test_every_instance_is_exact_on_integers_under_all_checks(arch: str, rows: int, waves: int, order: str) -> None:
-    # 37 steps, the last partial: each wave has other steps than its neighbour; two tiles and a bit of columns, three of
+    # 21 steps, the last partial: each wave has other steps than its neighbour; two tiles and a bit of columns, three of
     # slots at 16 rows and two at 32, experts with one slot, with none, and with more than a tile of 20.
     owners = (*(1,) * 35, 3, *(4,) * 5)
-    case = exact(owners, 6, 37, 36 * 128 + 96, a_div=3, block_m=20, weighted=True, scales=(126, 128))
+    case = exact(owners, 6, 37, 20 * 128 + 96, a_div=3, block_m=20, weighted=True, scales=(126, 128))
     with emulator.options(checks="all", wave_order=order):
         assert_bits(run(case, rows, waves), expected(case, arch))
 
@@ -383,22 +383,6 @@ def test_the_other_architecture_s_format_is_refused(arch: str) -> None:
         run(GOOD.but(w=GOOD.w.view(other)))
     with pytest.raises(GuardError, match=r"a_q must be contiguous float8_e4m3fn"):
         run(GOOD.but(a=GOOD.a.view(other)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    (
-        ({"a_scale": torch.zeros(4, 3, dtype=torch.uint8)},
-         r"a_scale must be .*float8_e8m0fnu \[4, 2\].*got uint8 \[4, 3\]"),
-        ({"a": torch.zeros(3, 64, dtype=torch.uint8), "a_scale": torch.zeros(3, 2, dtype=torch.uint8)},
-         r"a_q has M_act = 3 rows, but 4 slots"),
-        ({"block_m": 6}, r"block_m must be a positive multiple of 4; got 6"),
-        ({"weights": torch.zeros(3)}, r"mul_weight_by must have one weight per slot, 4; got 3"),
-    ),
-)  # fmt: skip
-def test_it_has_the_guards_of_the_other_kernel(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(GuardError, match=message):
-        run(GOOD.but(**{"index": GOOD.sorted(), **changes}))
 
 
 # Most wave instructions by slots: what the short prologue leaves of a wave that owns 16 columns and a K of 768.

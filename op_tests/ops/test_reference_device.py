@@ -13,6 +13,16 @@ import sys
 import pytest
 
 CASES = {
+    "explain of no op, before any other is imported": """
+try:
+    hipforge.explain("nothing")
+except hipforge.GuardError as error:
+    known = str(error).replace(",", " ").replace(";", " ").split()
+    missing = set(hipforge.ops.public_names()).difference(known)
+    assert {op for op in missing if not op.startswith(("Float8", "fused_moe"))} == {
+        "convert_to_float8_training", "disable_fp8", "scaled_mm"
+    }, error
+""",
     "router_gemm": """
 got = hipforge.router_gemm(torch.ones(2, 4), torch.ones(3, 4), torch.ones(3))
 assert torch.equal(got, torch.full((2, 3), 5.0))

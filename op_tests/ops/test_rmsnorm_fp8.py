@@ -73,17 +73,6 @@ def test_residual_is_exact_and_codes_lie_between_the_ends(shape, dtype, output, 
         check(*problem(*shape, dtype), EPSILON, scale, scalar=scalar)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_few_codes_differ_from_the_reference(dtype):
-    x, residual, weight = problem(8, 4096, dtype)
-    scale = torch.tensor([0.02])
-    want, _ = reference.residual_rms(x, residual, weight, EPSILON, scale, FP8)
-    q, _ = residual_rms(x, residual, weight, EPSILON, scale)
-    # Only the sum's order and the root differ: a relative 2e-6 against fp8 steps of at least 2^-4, so of 32768 codes
-    # about one; a wrong rounding point (y not rounded to 16 bits, say) changes about 2^-11 / 2^-4 = 0.8 %.
-    assert (q.view(torch.uint8) != want.view(torch.uint8)).float().mean() < 0.0005
-
-
 @pytest.mark.parametrize("output", ["half", "fp8"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_powers_of_two_are_exact(dtype, output):
@@ -184,13 +173,6 @@ def test_a_mean_that_is_subnormal_in_fp32():
     # r = 2^-67, its square 2^-134 is subnormal, the root 2^67: y = 1 exactly.
     q, _ = residual_rms(x, x.clone(), weight, 0.0)
     assert_same(q, torch.ones(1, 64, dtype=torch.bfloat16))
-
-
-def test_no_rows_launch_nothing():
-    empty = torch.empty(0, 64, dtype=torch.float16)
-    with emulator.counters() as counted:
-        q, _ = residual_rms(empty, empty.clone(), torch.ones(64, dtype=torch.float16), 1e-5, torch.tensor([1.0]))
-    assert q.shape == (0, 64) and counted.launches == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

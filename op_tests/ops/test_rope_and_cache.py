@@ -484,23 +484,6 @@ def test_explain_names_the_kernel_and_the_other_paths(monkeypatch):
         hipforge.explain(rope_and_cache, *given.tensors())
 
 
-def test_torch_compile_sees_what_is_written():
-    given, plain = case(exact=True), case(exact=True)
-    want = run(plain)[0]
-
-    def step(q, k, v, k_cache, v_cache):
-        return rope_and_cache(
-            q * 1, k, v, given.cos_sin, given.positions, k_cache, v_cache, given.slots, **given.options
-        )
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    got = compiled(given.q, given.k, given.v, given.k_cache, given.v_cache)
-    assert_same(got, want)
-    _, written = run(plain)
-    assert torch.equal(given.k_cache.view(torch.uint8), written[0].view(torch.uint8))
-
-
 def test_a_table_without_positions_makes_what_is_rotated_nan() -> None:
     x = torch.ones(2, 1, 64)
     turned = rotate(x, torch.zeros(0, 32), torch.zeros(2, dtype=torch.int64), False)

@@ -8,7 +8,6 @@ from helpers.fused_fp8_cases import U, assert_between, assert_same, normal, wron
 
 from hipforge import emulator
 from hipforge.errors import GuardError
-from hipforge.ops import reference
 from hipforge.ops.fp8_linear import fp8_dtypes
 from hipforge.ops.reference.fp8_static import inverse_scale
 from hipforge.ops.reference.swiglu import LOG2_E
@@ -70,14 +69,6 @@ def check(gate_up, scale, *, next_buffer=None, scalar=False, fp8_max=None, **par
 def test_codes_lie_between_the_ends(shape, dtype, scalar):
     with emulator.options(checks="all"):
         check(problem(*shape, dtype), torch.tensor([0.017]), scalar=scalar)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_few_codes_differ_from_the_reference(dtype):
-    gate_up, scale = problem(8, 2048, dtype), torch.tensor([0.02])
-    want = reference.swiglu_fp8(gate_up, scale, FP8)
-    # As in check: a relative 2e-6 against steps of 2^-4. Rounding y to 16 bits first would change about 0.8 %.
-    assert (swiglu_fp8(gate_up, scale).view(torch.uint8) != want.view(torch.uint8)).float().mean() < 0.0005
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -149,12 +140,6 @@ def test_scales_that_are_not_ordinary():
         assert_same(swiglu_fp8(gate_up, torch.tensor([zero])), one)
     assert not swiglu_fp8(gate_up, torch.tensor([INF])).float().any()
     assert bool(swiglu_fp8(gate_up, torch.tensor([NAN])).float().isnan().all())
-
-
-def test_no_rows_launch_nothing():
-    with emulator.counters() as counted:
-        q = swiglu_fp8(torch.empty(0, 64, dtype=torch.float16), torch.tensor([1.0]))
-    assert q.shape == (0, 32) and counted.launches == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

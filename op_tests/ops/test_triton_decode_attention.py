@@ -71,8 +71,13 @@ def check(case: Problem, out: torch.Tensor, lse: torch.Tensor) -> None:
     assert (off <= score + 2.0**-20 * (1 + want_lse.abs()[want_lse > -math.inf].max())).all()
 
 
-@pytest.mark.parametrize("config", [RESIDENT, RESIDENT_64, STREAMING, RESIDENT_PARTS], ids=str)
-@pytest.mark.parametrize("arch", sorted(FP8))
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [*(("gfx950", config) for config in (RESIDENT, RESIDENT_64, STREAMING, RESIDENT_PARTS)),
+     *(pytest.param("gfx942", config, marks=() if config is STREAMING else pytest.mark.full)
+       for config in (RESIDENT, RESIDENT_64, STREAMING, RESIDENT_PARTS))],
+    ids=str,
+)  # fmt: skip
 def test_ragged_lengths_heads_and_splits(arch: str, config: SplitConfig) -> None:
     case = problem(4, 1, 2, 8, 64, 200, [200, 0, 1, 131], arch)
     out, lse = run(case, config)

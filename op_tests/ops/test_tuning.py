@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,6 @@ from hipforge.emulator.timing import machines
 from hipforge.errors import BuildError, ConfigError, EmulatorFault
 from hipforge.jit.cache import locks
 from hipforge.ops.core.tuned import read_rows, read_table
-from hipforge.ops.mxfp4_gemm.family import TABLE as MXFP4_GEMM
 from hipforge.ops.mxfp4_gemm.kernels.waves import ring_steps
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.ops.mxfp8_gemm.kernels import gemv, mfma, wave_split
@@ -345,20 +345,13 @@ def writer(path, first, count):
     return subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
 
 
-def test_tuners_that_share_a_file_lose_no_row(tmp_path):
-    path = tmp_path / "t.csv"
-    processes = [writer(path, 1000 * i + 1, 20) for i in range(3)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
-    keys = {row.key[3] for row in read_rows(MXFP8_GEMM, path)}
-    assert keys == {1000 * i + 1 + j for i in range(3) for j in range(20)}
-
-
 def test_a_killed_tuner_leaves_a_valid_file_and_a_free_lock(tmp_path):
     path = tmp_path / "t.csv"
     process = writer(path, 1, 1_000_000)
     assert process.stdout.readline() == b"ready\n"
     while not path.exists() or len(path.read_text().splitlines()) < 5:
         assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = {row.key[3] for row in read_rows(MXFP8_GEMM, path)}
@@ -499,17 +492,6 @@ def test_the_command_tunes_on_the_emulator_resumes_and_compares(tmp_path, emulat
     assert [[row.values[name] for name in unmoved if name in row.values] for row in after.rows] == [
         [row.values[name] for name in unmoved if name in row.values] for row in table.rows
     ]
-
-
-def test_the_mxfp4_family_tunes_by_the_same_driver(tmp_path, emulated):
-    path = tmp_path / "t.csv"
-    cell = Cell(48, 256, 20)
-    assert driver.tune(dataclasses.replace(mxfp4_gemm.TUNER, most_trials=3), [cell], path) == 1
-    [row] = read_rows(MXFP4_GEMM, path)
-    assert row.key == ("gfx950", 256, 20, 48, 256) and row.values["kernel"] == "mxfp4_gemm" and row.values["err"] < 3e-3
-    tried = mxfp4_gemm.TUNER.candidates(cell, "gfx950")
-    assert {c.configuration["m_sub"] for c in tried if c.kernel == "mxfp4_gemm"} == {1, 2}
-    assert {c.configuration["tile"] for c in tried if c.kernel == "mxfp4_gemm_tiles"} == {32064}
 
 
 def test_the_command_refuses_other_devices_and_mixed_arguments(tmp_path, monkeypatch):

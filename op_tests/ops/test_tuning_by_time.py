@@ -88,9 +88,13 @@ def test_every_configuration_of_a_loop_that_may_win_is_timed(emulated) -> None:
 def test_rows_hold_modelled_microseconds_and_the_models_version(tmp_path, emulated) -> None:
     path = tmp_path / "t.csv"
     said: list[str] = []
-    tuner = dataclasses.replace(mxfp4_gemm.TUNER, most_trials=3)
-    assert driver.tune(tuner, [Cell(48, 256, 20)], path, say=said.append) == 1
+    cell = Cell(48, 256, 20)
+    assert driver.tune(dataclasses.replace(mxfp4_gemm.TUNER, most_trials=3), [cell], path, say=said.append) == 1
     [row] = read_rows(MXFP4_GEMM, path)
+    assert row.key == ("gfx950", 256, 20, 48, 256) and row.values["kernel"] == "mxfp4_gemm" and row.values["err"] < 3e-3
+    tried = mxfp4_gemm.TUNER.candidates(cell, "gfx950")
+    assert {c.configuration["m_sub"] for c in tried if c.kernel == "mxfp4_gemm"} == {1, 2}
+    assert {c.configuration["tile"] for c in tried if c.kernel == "mxfp4_gemm_tiles"} == {32064}
     assert row.values["source"] == f"model:{machines.MI355X.version}" and row.values["us"] is None
     assert 1 < row.values["model_us"] < 10
     assert f"replayed in a graph {row.values['model_us']:.2f} us" in said[-1]

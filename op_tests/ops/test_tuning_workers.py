@@ -20,19 +20,22 @@ from hipforge.tuning.cases import Cell
 from hipforge.tuning.families.mxfp8_gemm import TUNER
 from hipforge.tuning.work import Done
 
-SHAPES = ["--shapes", "n=48,k=256", "--shapes", "n=16,k=256", "-m", "1", "-m", "2"]
+SHAPES = ["--shapes", "n=48,k=256", "--shapes", "n=16,k=256", "-m", "1"]
 
 
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
-    assert dict(pool.processes([task(n, tmp_path) for n in range(5)], 2, die_once)) == {n: n for n in range(5)}
+    assert dict(pool.processes([task(n, tmp_path) for n in range(3)], 2, die_once)) == {n: n for n in range(3)}
     assert len(list(tmp_path.glob("2.*"))) == 2  # it was run again, by another process
 
 
-def test_a_task_that_kills_every_worker_is_given_up_and_the_others_are_kept(tmp_path: Path) -> None:
-    # As many workers as tasks: the one that dies takes the others with it before they end, until each runs alone.
-    results = dict(pool.processes([task(n, tmp_path) for n in range(3)], 3, die_always))
-    assert (results[0], results[2], len(results)) == (0, 2, 3)
-    assert results[1].row is None and "workers died" in results[1].error
+def test_a_task_that_kills_every_worker_is_given_up_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MOST_DEATHS", 1)
+    # As many workers as tasks: the one that dies takes the other with it before it ends, until each runs alone.
+    results = dict(pool.processes([task(n, tmp_path) for n in range(2)], 2, die_always))
+    assert results[0] == 0 and len(results) == 2
+    assert results[1].row is None and "workers died 2 times in a row" in results[1].error
 
 
 def test_workers_write_the_rows_that_one_process_writes_and_resume(tmp_path: Path) -> None:
@@ -41,16 +44,16 @@ def test_workers_write_the_rows_that_one_process_writes_and_resume(tmp_path: Pat
     for path, more in ((alone, []), (together, ["--workers", "2"])):
         done = CliRunner().invoke(cli, [*command, str(path), *SHAPES, *more])
         assert done.exit_code == 0, done.output
-    assert "(4 of 4 done)" in done.output
+    assert "(2 of 2 done)" in done.output
     assert alone.read_bytes() == together.read_bytes()
-    assert len(read_rows(MXFP8_GEMM, together)) == 4
+    assert len(read_rows(MXFP8_GEMM, together)) == 2
     again = CliRunner().invoke(
         cli, ["tune", "mxfp8_gemm", "-o", str(together), *SHAPES, "--workers", "2", "--resume"]
     )
     assert "0 rows written" in again.output
     # Rows that the table has already travel to the workers.
     compared = CliRunner().invoke(cli, [*command, str(together), *SHAPES, "--workers", "2", "--compare"])
-    assert compared.exit_code == 0 and "4 rows written" in compared.output, compared.output
+    assert compared.exit_code == 0 and "2 rows written" in compared.output, compared.output
     assert alone.read_bytes() == together.read_bytes()
 
 
@@ -100,6 +103,6 @@ def test_a_ray_cluster_of_two_nodes_tunes_and_survives_a_dead_worker(
         table = tmp_path / "t.csv"
         done = CliRunner().invoke(cli, ["tune", "mxfp8_gemm", "-o", str(table), *SHAPES, "--ray", cluster.address])
         assert done.exit_code == 0, done.output
-        assert len(read_rows(MXFP8_GEMM, table)) == 4
+        assert len(read_rows(MXFP8_GEMM, table)) == 2
     finally:
         cluster.shutdown()

@@ -8,18 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hipforge.ops.core.fp8 import fp8_dtypes
 from stress.case import Arguments, Op, Rng, first, integers, is_given
 from stress.floats import F32, FORMATS, FP8_MAX, Array, Span, raw_bytes, same, values
-from stress.quantised import judged_rows, mx_complaint, static_complaint
+from stress.quantised import judged_rows, mx_complaint, own_fp8, static_complaint
 
 HALVES = (torch.float16, torch.bfloat16)
 MOST_SPLITS = 5
 FN = torch.float8_e4m3fn
-
-
-def own_fp8() -> torch.dtype:
-    return fp8_dtypes(torch.device("cpu"))[0]
 
 
 def _fp8_cache(rng: Rng, *shape: int) -> torch.Tensor:
