@@ -174,7 +174,7 @@ def test_what_a_result_of_the_group_split_loads_multiplies_and_takes_in_instruct
 LOOP_INSTRUCTIONS = {256256: 8.6, 192256: 10.5, 192128: 11.4, 128192: 11.3, 128128: 15.0, 128064: 26.0, 64064: 43.9}
 
 
-@pytest.mark.parametrize("tile", map(tile_number, TILED.step_us))
+@pytest.mark.parametrize("tile", tuple(map(tile_number, TILED.step_us)))
 def test_what_one_tile_loads_and_multiplies(tile: int) -> None:
     m, n = divmod(tile, 1000)
     conflicts, issued = set(), []
