@@ -194,6 +194,7 @@ def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
     known = "llama, qwen3, qwen3_moe, gpt_oss, minimax_m3_vl_text, glm_moe_dsa or deepseek_v41_text"
     for config, message in (
         ({**DENSE, "model_type": "mamba"}, f"model_type must be {known}; got 'mamba'"),
+        ({"model": "llama"}, "must have a model_type, as the config.json of a model has; got None"),
         ({key: value for key, value in DENSE.items() if key != "vocab_size"}, "lacks the field 'vocab_size'"),
         ({**SPARSE, "layer_types": ["minimax_m3_sparse", *["full_attention"] * 2]}, "must come last in layer_types"),
         ({**SPARSE, "index_n_heads": 4}, "index queries must be as many and as wide as KV heads, 2 of 64; got 4 of 64"),
@@ -210,3 +211,7 @@ def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         decode_step.read(tmp_path / "config.json")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ConfigError, match=rf"cannot be read as JSON: \[Errno 21\] Is a directory: '{tmp_path}'"):
+        decode_step.read(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -95,7 +95,9 @@ def read(path: Path) -> Shape:
     config = config.get("text_config") or config if isinstance(config, dict) else config
     if not isinstance(config, dict):
         raise ConfigError(f"{path} must hold a JSON object; got {type(config).__name__}")
-    name = str(config.get("model_type"))
+    name = config.get("model_type")
+    if not isinstance(name, str):
+        raise ConfigError(f"{path} must have a model_type, as the config.json of a model has; got {name!r}")
     try:
         shape = _shape(name, config)
     except KeyError as error:
