@@ -114,6 +114,8 @@ def test_an_op_of_ones_own_runs_its_tests_and_every_command_takes_it(tmp_path, m
     ("text", "words"),
     [
         (None, "there is no such Python file"),
+        ("import os\nimport no_such_module", "ModuleNotFoundError in line 2: No module named 'no_such_mod"),
+        ("CALLS = {", "cannot be imported: SyntaxError in line 1: "),
         ("CALLS = {'mine': lambda rows: None}", "each with an int as its default"),
         ("CALLS = {'rms_norm': lambda rows=1: None}", "hipforge has an op of that name"),
     ],

@@ -6,13 +6,14 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hipforge.errors import ConfigError, did_you_mean
+from hipforge.errors import ConfigError, HipforgeError, did_you_mean
 
 
 def _register(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> None:
@@ -41,7 +42,16 @@ def add_calls_of(path: Path) -> None:
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--register {path}: there is no such Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except HipforgeError:
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        line = frames[-1] if frames else getattr(error, "lineno", None)
+        place = "" if line is None else f" in line {line}"
+        raise ConfigError(f"--register {path} cannot be imported: {type(error).__name__}{place}: {error}") from error
     for op, call in getattr(module, "CALLS", {}).items():
         numbers = inspect.signature(call).parameters.values()
         example = tuple(number.default for number in numbers)
