@@ -21,8 +21,8 @@ import torch
 from helpers import hip_compile
 from helpers.bench import Figure, finish
 
-from hipforge import devices, emulator, plots
-from hipforge.cli.options import Output
+from hipforge import devices, emulator
+from hipforge.cli.options import PICTURE_OPTION, Output
 from hipforge.emulator import library
 from hipforge.emulator import triton as emulated
 from hipforge.emulator.configuration import Options
@@ -173,7 +173,7 @@ def build_row() -> Figure:
 @click.command()
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1))
 @click.option("--json", "json_file", type=Output(), help="Also write the rows here.")
-@plots.OPTION
+@PICTURE_OPTION
 def main(repeats: int, json_file: Path | None, picture: Path | None) -> None:
     """Measure the emulator's speed on this machine."""
     if devices.current().kind != "emulator":

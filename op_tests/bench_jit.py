@@ -27,8 +27,7 @@ from pathlib import Path
 import click
 from helpers.bench import Figure, finish
 
-from hipforge import plots
-from hipforge.cli.options import Output
+from hipforge.cli.options import PICTURE_OPTION, Output
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "bench_sources"
@@ -450,7 +449,7 @@ def per_call(base: Path, scratch: Path, extension_ns: float | None) -> list[Figu
 )
 @click.option("--json", "json_path", type=Output(), help="Write the rows to a file too.")
 @click.option("--fresh", is_flag=True, help="Build the machine's parts from nothing and time that.")
-@plots.OPTION
+@PICTURE_OPTION
 def main(sections: str, json_path: Path | None, fresh: bool, picture: Path | None) -> None:
     """Measure what the JIT costs; exit 1 if a target is missed."""
     wanted = sections.split(",")

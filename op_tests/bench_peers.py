@@ -41,7 +41,7 @@ from helpers.bench import table_of, write_csv
 
 import hipforge
 from hipforge import devices, plots
-from hipforge.cli.options import Output
+from hipforge.cli.options import PICTURE_OPTION, Output
 from hipforge.cli.output import console
 from hipforge.emulator.timing import Capture, estimate, machines, model
 from hipforge.ops.core.formats import BLOCK
@@ -276,7 +276,7 @@ def plot(rows: Sequence[Compared], path: Path) -> None:
 @click.option("--floor", is_flag=True, help="also model a kernel that only reads the weights")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--csv", "csv_path", type=Output(), help="also write the table here")
-@plots.OPTION
+@PICTURE_OPTION
 def main(
     folder: Path,
     only: str | None,

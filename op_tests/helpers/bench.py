@@ -24,7 +24,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hipforge import devices, plots
-from hipforge.cli.options import Output
+from hipforge.cli.options import PICTURE_OPTION, Output
 from hipforge.cli.output import console
 from hipforge.emulator.counting import Counters
 from hipforge.tuning import timing
@@ -202,7 +202,7 @@ def command(title: str, max_error: float, archs: Sequence[str] = ()) -> Callable
 
     def decorate(problems: Callable[..., Iterable[Problem]]) -> click.Command:
         @TO_CSV
-        @plots.OPTION
+        @PICTURE_OPTION
         @functools.wraps(problems)
         def run(csv_path: Path | None, picture: Path | None, **given: Any) -> None:
             current = devices.current()

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from hipforge import archs
-from hipforge.cli.options import Output
 from hipforge.errors import ConfigError
 from hipforge.jit.demangle import fit, short_name
 
@@ -21,25 +18,6 @@ if TYPE_CHECKING:
     from hipforge.emulator.report import Profile
     from hipforge.emulator.timing import Machine, Start
     from hipforge.emulator.timing.context import Timed
-
-
-class Picture(Output):
-    """A picture that a command draws last: also a suffix without a format, or no matplotlib, is refused first."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path."""
-        path = super().convert(value, param, ctx)
-        try:
-            from matplotlib.backend_bases import FigureCanvasBase
-        except ImportError:
-            self.fail("a plot needs matplotlib: pip install matplotlib", param, ctx)
-        formats = FigureCanvasBase.get_supported_filetypes()
-        if path.suffix and path.suffix[1:].lower() not in formats:
-            self.fail(f"{path} cannot be written: formats are {', '.join(formats)}; got {path.suffix}", param, ctx)
-        return path
-
-
-OPTION = click.option("--plot", "picture", type=Picture(), help="Also write a picture (needs matplotlib).")
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from hipforge import devices, plots
+from hipforge import devices
 from hipforge.cli import decode_step, output
+from hipforge.cli.options import Picture
 from hipforge.errors import ConfigError, HipforgeError
 from hipforge.tuning import timing
 
@@ -284,7 +285,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
 @click.option("--peers/--no-peers", default=True, show_default=True,
               help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
-@click.option("--plot", "picture", type=plots.Picture(), help="Also write stacked bars (needs matplotlib).")
+@click.option("--plot", "picture", type=Picture(), help="Also write stacked bars (needs matplotlib).")
 def command(
     config: Path,
     batches: tuple[int, ...],

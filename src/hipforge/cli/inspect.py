@@ -11,7 +11,7 @@ import click
 
 from hipforge import devices, plots, settings
 from hipforge.cli import output
-from hipforge.cli.options import REGISTER_OPTION, matching_variants, module_names, parse_variant
+from hipforge.cli.options import PICTURE_OPTION, REGISTER_OPTION, matching_variants, module_names, parse_variant
 from hipforge.jit.backends import vendors
 from hipforge.jit.demangle import fit
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--variant", "variants", multiple=True, metavar="NAME=VALUE", help="Only variants with this value.")
 @REGISTER_OPTION
 @output.WIDE_OPTION
-@plots.OPTION
+@PICTURE_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(
     module: str,

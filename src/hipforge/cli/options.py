@@ -85,6 +85,25 @@ class Output(click.Path):
         return path
 
 
+class Picture(Output):
+    """A picture that a command draws last: also a suffix without a format, or no matplotlib, is refused first."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        path = super().convert(value, param, ctx)
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+        except ImportError:
+            self.fail("a plot needs matplotlib: pip install matplotlib", param, ctx)
+        formats = FigureCanvasBase.get_supported_filetypes()
+        if path.suffix and path.suffix[1:].lower() not in formats:
+            self.fail(f"{path} cannot be written: formats are {', '.join(formats)}; got {path.suffix}", param, ctx)
+        return path
+
+
+PICTURE_OPTION = click.option("--plot", "picture", type=Picture(), help="Also write a picture (needs matplotlib).")
+
+
 class SuggestingGroup(click.Group):
     """A group of commands that are imported on use."""
 

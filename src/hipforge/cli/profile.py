@@ -11,6 +11,7 @@ import click
 
 from hipforge import devices, plots
 from hipforge.cli import output
+from hipforge.cli.options import PICTURE_OPTION
 from hipforge.cli.profile_subjects import call_of, refusal, subject_command
 from hipforge.errors import ConfigError
 
@@ -18,7 +19,7 @@ from hipforge.errors import ConfigError
 @subject_command("profile")
 @click.option("--listing", is_flag=True, help="Also print every instruction with its counts.")
 @output.WIDE_OPTION
-@plots.OPTION
+@PICTURE_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print the counters as JSON.")
 def command(
     op: str, shape: str, arch: str | None, listing: bool, wide: bool, picture: Path | None, as_json: bool

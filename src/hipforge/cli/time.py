@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hipforge import devices, plots
-from hipforge.cli.options import Output
+from hipforge.cli.options import PICTURE_OPTION, Output
 from hipforge.cli.profile_subjects import SUBJECTS, call_of, parsed, refusal, subject_command
 from hipforge.errors import ConfigError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option("--beside", nargs=2, metavar="OP SHAPE", help="Compare with this call, side by side.")
 @click.option("--json", "as_json", is_flag=True, help="Print the times as JSON.")
 @click.option("--trace", "trace", type=Output(), help="Also write the timeline as a Chrome trace.")
-@plots.OPTION
+@PICTURE_OPTION
 def command(
     op: str,
     shape: str,

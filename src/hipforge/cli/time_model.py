@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hipforge import archs, devices, plots
+from hipforge import archs, devices
 from hipforge.cli import decode_step, output
+from hipforge.cli.options import Picture
 from hipforge.cli.profile_subjects import making_operands
 from hipforge.errors import ConfigError
 
@@ -84,7 +85,7 @@ def model_step(model: decode_ops.Model, batch: int, context: int, known: dict[An
               help="Leave out attention, of a model whose attention has no op here.")  # fmt: skip
 @click.option("--arch", type=click.Choice(archs.EMULATED), help="Emulate it; default as HIPFORGE_EMULATE says.")
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
-@click.option("--plot", "picture", type=plots.Picture(), help="Also write stacked bars (needs matplotlib).")
+@click.option("--plot", "picture", type=Picture(), help="Also write stacked bars (needs matplotlib).")
 def command(
     config: Path,
     batches: tuple[int, ...],

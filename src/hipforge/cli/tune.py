@@ -15,8 +15,7 @@ import click
 
 import hipforge
 from hipforge import ops
-from hipforge.cli.options import SuggestingGroup
-from hipforge.plots import Picture
+from hipforge.cli.options import Picture, SuggestingGroup
 from hipforge.settings import FORMER_TABLES
 from hipforge.tuning.options import CELLS, OPTIONS
 
