@@ -294,6 +294,11 @@ def test_what_has_no_truth_is_refused_before_attention_is_written(path: str) -> 
     assert calls.bits(given["out"]) == before
 
 
+def test_an_output_of_another_dtype_is_refused_where_torch_would_convert(path: str) -> None:
+    with pytest.raises(GuardError, match=r"out must be .*; got float16"):
+        hipforge.router_gemm(torch.zeros(2, 16).bfloat16(), torch.zeros(3, 16), out=torch.zeros(2, 3).half())
+
+
 def test_a_true_number_of_groups_is_one(path: str) -> None:
     op = OPS["decode_attention_splitk"]
     # Of a ragged batch tokens of no sequence stay unwritten.
