@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -203,6 +208,8 @@ class _Recorder(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            raise GuardError(f"{function} was given a FakeTensor, which has no elements to capture; pass real tensors")
         self._graph._keep(args, kwargs)
         kernel = torch_library.kernel_of(function)
         if kernel is not None:  # launches are recorded by the runtime, torch's operations around them here

@@ -325,7 +325,7 @@ class _Dispatch:
         if self.divert is not None and _belongs_to_dispatcher(args):
             return self.divert
         _check_kinds(self.stub.signature, args)
-        variant = _with_integers(self.stub.variant(*args)) if self.stub.variant else {}
+        variant = self.module.with_integers(self.stub.variant(*args)) if self.stub.variant else {}
         values = tuple(variant.values())
         key = (arch, values) if arch is not None else values[0] if len(values) == 1 else values
         with self.lock:
@@ -354,23 +354,16 @@ def _by_parameters(signature: Signature, parameters: Mapping[str, str]) -> Varia
     return lambda *given: {name: given[place] for name, place in places}
 
 
-def _with_integers(variant: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a variant with ints for what counts as one, such as numpy's; the check of values sees the others."""
-    return {name: operator.index(value) if hasattr(value, "__index__") else value for name, value in variant.items()}
-
-
 def _check_variant(stub: Stub, module: ModuleEntry, variant: Mapping[str, int | str]) -> None:
     if set(variant) != set(module.variants):
         raise ConfigError(
             f"stub {stub.signature.name} chooses variant parameters {sorted(variant)}, but {stub.module_name} has "
             f"{_words(module.variants)}"
         )
-    for name, value in variant.items():
-        accepted = module.variants[name]
-        if not isinstance(value, int | str) or value not in accepted:
-            raise GuardError(
-                f"{stub.signature.name}: {name} = {value!r} is not supported; accepted: {', '.join(map(str, accepted))}"
-            )
+    name = module.refused(variant)
+    if name is not None:
+        accepted = ", ".join(map(str, module.variants[name]))
+        raise GuardError(f"{stub.signature.name}: {name} = {variant[name]!r} is not supported; accepted: {accepted}")
 
 
 def _check_kinds(signature: Signature, args: tuple[Any, ...]) -> None:

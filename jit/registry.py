@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import operator
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -101,8 +102,17 @@ class ModuleEntry:
         for values in self.build_ahead.get(arch, ()):
             yield dict(zip(self.variants, values, strict=True))
 
+    @staticmethod
+    def with_integers(variant: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a variant with ints for what counts as one, such as numpy's."""
+        return {key: operator.index(value) if hasattr(value, "__index__") else value for key, value in variant.items()}
+
+    def refused(self, variant: Mapping[str, VariantValue]) -> str | None:
+        """Return the first name whose value is not one of the entry's, or None; 1.0 is not 1."""
+        return next((name for name, value in variant.items() if not _is_in(value, self.variants[name])), None)
+
     def check_variant(self, variant: Mapping[str, VariantValue]) -> dict[str, VariantValue]:
-        """Return ``variant`` in the entry's own order.
+        """Return ``variant`` in the entry's own order, with ints for what counts as one, such as numpy's.
 
         Raises:
             ConfigError: a name or a value is not one of the entry's.
@@ -112,10 +122,12 @@ class ModuleEntry:
                 f"{self.name}: variant names are {', '.join(self.variants) or '(none)'}; "
                 f"got {', '.join(map(str, variant)) or '(none)'}"
             )
-        for name, value in variant.items():
-            if value not in self.variants[name]:
-                raise ConfigError(f"{self.name}: {name}={value!r} is not a variant; known: {list(self.variants[name])}")
-        return {name: variant[name] for name in self.variants}
+        values = self.with_integers(variant)
+        name = self.refused(values)
+        if name is not None:
+            known = list(self.variants[name])
+            raise ConfigError(f"{self.name}: {name}={values[name]!r} is not a variant; known: {known}")
+        return {name: values[name] for name in self.variants}
 
 
 class _Reader:

@@ -17,16 +17,11 @@ def read(path: Path) -> bytes:
         OSError: it cannot be read, or it is no regular file: opening a FIFO would wait for a writer for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):  # which open() names by its descriptor, and leaves open
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before open(), which leaves a folder's descriptor open
         os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    with open(descriptor, "rb") as file:
+        return file.read()
 
 
 def is_a(kind: Callable[[Path], bool], path: Path) -> bool:

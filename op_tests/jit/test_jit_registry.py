@@ -139,6 +139,7 @@ def test_an_unknown_module_lists_the_known_ones(tmp_path: Path) -> None:
         (None, r"variant names are M; got \(none\)"),
         ({"N": 1}, "variant names are M; got N"),
         ({"M": 3}, r"M=3 is not a variant; known: \[1, 2\]"),
+        ({"M": 1.0}, r"M=1\.0 is not a variant; known: \[1, 2\]"),  # it would be built as another one
     ],
 )
 def test_a_variant_that_is_not_listed_is_refused(tmp_path: Path, variant: Any, complaint: str) -> None:

@@ -212,6 +212,6 @@ def test_what_cannot_be_modelled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         decode_step.read(tmp_path / "config.json")
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(ConfigError, match=rf"cannot be read as JSON: \[Errno 21\] Is a directory: '{tmp_path}'"):
+    with pytest.raises(ConfigError, match=rf"read as JSON: \[Errno 22\] it is not a regular file: '{tmp_path}'"):
         decode_step.read(tmp_path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

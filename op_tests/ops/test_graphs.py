@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.op_calls import CALLS
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hipforge
 from hipforge import emulator
@@ -151,6 +153,16 @@ def test_captures_do_not_nest_and_an_error_leaves_no_graph() -> None:
         graph.replay()
     with pytest.raises(GuardError, match=r"mode must be one of .*; got 'strict'"), emulator.capture("strict"):
         pass
+
+
+def test_a_fake_tensor_is_refused_in_a_capture_as_outside_of_one() -> None:
+    x = torch.ones(4, 64).bfloat16()
+    hipforge.rms_norm(x, torch.ones(64).bfloat16(), 1e-6)  # loaded and decided
+    with FakeTensorMode():
+        weight = torch.ones(64).bfloat16()
+    for block in (contextlib.nullcontext(), emulator.capture()):
+        with pytest.raises(GuardError, match="weight is a FakeTensor, .* but x is a real one"), block:
+            hipforge.rms_norm(x, weight, 1e-6)
 
 
 def test_a_call_that_the_runtime_refuses_invalidates_the_capture() -> None:

@@ -26,6 +26,7 @@ from torch.autograd import profiler
 
 from hipforge.errors import GuardError, HipforgeError, OutOfMemoryError
 from hipforge.jit.call import tensors
+from hipforge.jit.call.torch_functions import active_modes
 from hipforge.jit.call.torch_library import is_dispatched, recording
 from hipforge.ops.core.checks import SHOWN, require_in_float32, require_unexpanded, shown
 from hipforge.ops.core.profiling import ranged
@@ -35,7 +36,6 @@ R = TypeVar("R")
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_is_jit_tracing = torch._C._is_tracing
 
 
 def is_traced(op: str) -> bool:
@@ -44,7 +44,7 @@ def is_traced(op: str) -> bool:
     Raises:
         GuardError: it is torch.jit.trace.
     """
-    return _is_dynamo_compiling() or ((_dispatch_modes() > 0 or _is_jit_tracing()) and is_dispatched(op))
+    return _is_dynamo_compiling() or (active_modes() > 0 and is_dispatched(op))
 
 
 class TorchOutOfMemoryError(OutOfMemoryError, torch.OutOfMemoryError):

@@ -39,7 +39,6 @@ OUT_FORMATS = (None, "mxfp8")
 
 Scale = torch.Tensor | float
 
-
 # The kernels take the 16-bit ones; torch computes the others.
 _QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.uint8)

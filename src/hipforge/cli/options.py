@@ -44,10 +44,10 @@ def add_calls_of(path: Path) -> None:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except HipforgeError:
-        raise
     except Exception as error:
         del sys.modules[name]
+        if isinstance(error, HipforgeError):
+            raise
         frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         line = frames[-1] if frames else getattr(error, "lineno", None)
         place = "" if line is None else f" in line {line}"
