@@ -161,7 +161,7 @@ def test_a_fake_tensor_is_refused_in_a_capture_as_outside_of_one() -> None:
     with FakeTensorMode():
         weight = torch.ones(64).bfloat16()
     for block in (contextlib.nullcontext(), emulator.capture()):
-        with pytest.raises(GuardError, match="weight is a FakeTensor, .* but x is a real one"), block:
+        with pytest.raises(GuardError, match=r"weight is a FakeTensor, .* but x is a real one"), block:
             hipforge.rms_norm(x, weight, 1e-6)
 
 
