@@ -106,6 +106,25 @@ def latent_projections(config: Mapping[str, Any]) -> tuple[Projection, ...]:
     )
 
 
+def config_of(path: Path) -> dict[str, Any]:
+    """Return the fields of a model's ``config.json``: those of its ``text_config`` where it has one.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no JSON object, or has no model_type.
+    """
+    try:
+        config = json.loads(read(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    config = config.get("text_config") or config if isinstance(config, dict) else config
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} must hold a JSON object; got {type(config).__name__}")
+    if not isinstance(config.get("model_type"), str):
+        found = config.get("model_type")
+        raise ConfigError(f"{path} must have a model_type, as the config.json of a model has; got {found!r}")
+    return config
+
+
 def weights_of(path: Path, tp: int = 1) -> Weights:
     """Return the weights of a model on one of ``tp`` GPUs.
 
@@ -126,14 +145,9 @@ def weights_of(path: Path, tp: int = 1) -> Weights:
         >>> weights_of(path, 4)
         Weights(dense=((4096, 2304), (2048, 4096)), experts=Experts(count=128, top_k=8, hidden=4096, inner=384))
     """
-    try:
-        config = json.loads(read(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
-    config = config.get("text_config") or config if isinstance(config, dict) else config
-    if not isinstance(config, dict) or config.get("model_type") not in KNOWN:
-        found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
-        raise ConfigError(f"{path} must have a model_type of {', '.join(KNOWN)}; got {found!r}")
+    config = config_of(path)
+    if config["model_type"] not in KNOWN:
+        raise ConfigError(f"{path} must have a model_type of {', '.join(KNOWN)}; got {config['model_type']!r}")
     try:
         return _weights(config, tp)
     except KeyError as error:

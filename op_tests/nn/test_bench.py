@@ -93,6 +93,11 @@ def test_a_report_on_the_emulator_is_modelled_and_says_so(monkeypatch: pytest.Mo
     assert f"{(ratios[0] <= 0.5) + (ratios[1] <= 0.9)} of 2 lines that have a goal reach it." in page
     output = run("--from", tmp_path / "out.json", "--merge", tmp_path / "tables", code=1)
     assert "only measured times go into tables; these are of model:" in output
+    monkeypatch.setattr(bench, "_run", lambda configs: pytest.fail("measured before the tables were looked at"))
+    assert "only measured times go into tables, and the device is emulator" in run("--merge", tmp_path, code=1)
+    (tmp_path / "file").touch()
+    output = run("--from", tmp_path / "out.json", "--merge", tmp_path / "file" / "tables", code=1)
+    assert "_tuned.csv cannot be written: Not a directory" in output
 
 
 def test_steps_are_those_of_time_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

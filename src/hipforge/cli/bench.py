@@ -193,6 +193,8 @@ def command(
     """
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
+    if merge is not None:
+        _require_tables(merge, source)
     found = _read(source) if source is not None else _run(configs)
     if report is not None:
         report.write_text(json.dumps(found, indent=1) + "\n")
@@ -202,6 +204,19 @@ def command(
         merged(found, merge)
     if report is None and page is None and merge is None:
         click.echo(text(found))
+
+
+def _require_tables(folder: Path, source: Path | None) -> None:
+    """Refuse to measure for tables that would not take the times."""
+    from hipforge.tuning.table_writer import require_writable
+
+    device = devices.current()
+    if source is None and not device.is_gpu:
+        raise ConfigError(
+            f"only measured times go into tables, and the device is {device.kind}; give --from a report of a GPU"
+        )
+    for family in ops.families():
+        require_writable(folder / ops.schema_of(family).file_name)
 
 
 def _run(configs: Path | None) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hipforge.errors import ConfigError
-from hipforge.jit.cache.files import read as read_file
-from hipforge.tuning.models import MLA, Projection, latent_projections
+from hipforge.tuning.models import MLA, Projection, config_of, latent_projections
 
 BLOCK = 32
 
@@ -88,16 +86,8 @@ def read(path: Path) -> Shape:
     Raises:
         ConfigError: it is not JSON, lacks a field, or is of a model that is not known here.
     """
-    try:
-        config = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
-    config = config.get("text_config") or config if isinstance(config, dict) else config
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path} must hold a JSON object; got {type(config).__name__}")
-    name = config.get("model_type")
-    if not isinstance(name, str):
-        raise ConfigError(f"{path} must have a model_type, as the config.json of a model has; got {name!r}")
+    config = config_of(path)
+    name = str(config["model_type"])
     try:
         shape = _shape(name, config)
     except KeyError as error:
