@@ -29,6 +29,7 @@ from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, 
 from hipforge.jit import demangle, obtain
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
+from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_grouped_gemm import token
 from hipforge.ops.mxfp8_grouped_gemm.kernels import row_stream, tiles
 from hipforge.ops.reference import quantize_kv_int4
@@ -144,15 +145,19 @@ def products() -> None:
             hipforge.skinny_gemm(x.to(torch.float8_e4m3fn), b, scale)
 
 
-def configurations(kernel: str) -> None:
-    """Every configuration of a dense kernel; with a bias and without, K of whole steps and not."""
-    shapes = [((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))]
-    if kernel == "ring_tiles":  # rows that one block of threads reads in two turns, and in more than it keeps
-        shapes += [((2, 16, 16384), None), ((2, 16, 32768), None)]
-    for shape, bias in shapes:
+def configurations(kernel: str, **chosen: int) -> None:
+    """Every configuration of a dense kernel that has the values of ``chosen``; with a bias and without, any K."""
+    for shape, bias in (((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))):
         *others, w_scale = test_mxfp8_gemm.operands(*shape)
-        for _ in test_mxfp8_gemm.runs(kernel, [*others, in_sixteens(w_scale)], bias):
+        for _ in test_mxfp8_gemm.runs(kernel, [*others, in_sixteens(w_scale)], bias, **chosen):
             pass
+
+
+def ring_tiles(tile: int) -> None:
+    """Every configuration of a tile; rows that one block of threads reads in two turns, and in more than it keeps."""
+    configurations("ring_tiles", tile=tile)
+    for k in (16384, 32768):
+        test_mxfp8_gemm.mxfp8_ring_tiles(*test_mxfp8_gemm.operands(2, 16, k), tile=tile, k_splits=8, shared=1)
 
 
 def mxfp4() -> None:
@@ -264,8 +269,8 @@ def _packed(
 def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
     found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
-    found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "ring_tiles")}
-    found |= {"mxfp4": mxfp4, "skinny": skinny}
+    found |= {f"ring_tiles-{tile}": partial(ring_tiles, tile) for tile in RING_TILES.parameters["tile"]}
+    found |= {"row_stream": partial(configurations, "row_stream"), "mxfp4": mxfp4, "skinny": skinny}
     for dtype in (*HALVES, torch.float32):
         name = str(dtype).removeprefix("torch.")
         for call in (quantisers, routing):

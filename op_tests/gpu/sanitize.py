@@ -30,7 +30,7 @@ EVERY = Path(__file__).with_name("every_kernel.py")
 # racecheck follows no __syncwarp() before an arrival at a barrier by one lane: the tiles in a ring are built for it
 # with an arrival of each lane (csrc/mxfp8_gemm/nvidia/tile_ring.h), which orders the same accesses.
 EVERY_LANE = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_EVERY_LANE_ARRIVES"}
-IN_A_RING = ("products", "ring_tiles")  # the parts that launch them, and the modules of those parts
+IN_A_RING = "products", "ring_tiles"  # the parts that launch them, and the modules of those parts
 RING_MODULES = [
     *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream")),
     "module_mx_quantize",
@@ -77,12 +77,12 @@ def run(
         )
     except subprocess.TimeoutExpired:
         return -1, f"ended after {seconds:.0f} s"
-    return done.returncode, done.stdout + done.stderr
+    return done.returncode, f"{done.stdout}{done.stderr}exit status {done.returncode}\n"
 
 
 def environment_of(tool: str, part: str) -> dict[str, str]:
     """Return what a part runs in under a tool."""
-    return EVERY_LANE if tool == "racecheck" and part in IN_A_RING else ENVIRONMENT
+    return EVERY_LANE if tool == "racecheck" and part.startswith(IN_A_RING) else ENVIRONMENT
 
 
 def planted(tool: str, seconds: float | None) -> tuple[bool, str]:

@@ -69,8 +69,8 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.double() - want).norm() / want.norm()).item()
 
 
-def runs(kernel, parts, bias=None):
-    """Every configuration of a kernel that takes the shape, with its result."""
+def runs(kernel, parts, bias=None, **chosen):
+    """Every configuration of a kernel that takes the shape and has the values of ``chosen``, with its result."""
     n, k = parts[2].shape
     if kernel == "row_stream":
         for given in STREAMS:
@@ -78,7 +78,7 @@ def runs(kernel, parts, bias=None):
                 yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
     else:
         for given in RINGS:
-            if given["k_splits"] <= -(-k // 128):
+            if given["k_splits"] <= -(-k // 128) and chosen.items() <= given.items():
                 yield given, mxfp8_ring_tiles(*parts, bias, **given)
 
 
