@@ -24,17 +24,18 @@ def base_name(symbol: str) -> str:
 
 @lru_cache(maxsize=4096)
 def short_name(symbol: str) -> str:
-    """Return the name with namespaces and template arguments, without parameter types."""
-    if not symbol.startswith("_Z"):
-        return symbol
-    mangled = symbol
-    for code, stand_in, _, _ in _STAND_INS:
-        mangled = mangled.replace(code, stand_in)
-    name = _demangled(mangled)
-    if name is None:
-        return symbol
-    for _, _, shown, wanted in _STAND_INS:
-        name = name.replace(shown, wanted)
+    """Return the name with namespaces and template arguments, without parameter types; of what is demangled too."""
+    name = symbol
+    if symbol.startswith("_Z"):
+        mangled = symbol
+        for code, stand_in, _, _ in _STAND_INS:
+            mangled = mangled.replace(code, stand_in)
+        found = _demangled(mangled)
+        if found is None:
+            return symbol
+        name = found
+        for _, _, shown, wanted in _STAND_INS:
+            name = name.replace(shown, wanted)
     name = re.sub("(?<=>) (?=>)", "", name.replace("(anonymous namespace)::", ""))
     if name.endswith(")"):
         name = name[: _opening(name, "()")]

@@ -44,6 +44,14 @@ def test_panels_are_titled_and_a_series_may_lack_a_group(picture: Path) -> None:
     assert {"GEMM M = 1", "M = 4"} <= set(texts(picture))
 
 
+def test_launches_of_a_kernel_share_a_line_in_the_order_of_the_first(picture: Path) -> None:
+    plots.kernels([("norm", 0.0, 2.0), ("product<8, 2>", 1.5, 9.0), ("norm", 11.0, 2.5)], "a step", picture)
+    found = texts(picture)
+    assert [text for text in found if not re.fullmatch(r"[\d.]+", text)] == [
+        "µs (measured)", "norm", "product&lt;8, 2&gt;", "a step",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "draw", [lambda path: plots.bars([], "t", "µs", path), lambda path: plots.landscapes([], path)]
 )

@@ -228,6 +228,20 @@ def test_two_gpus_generate_what_one_does() -> None:
     assert "qwen3, 2 processes: tokens" in done.stdout and "greedy choices the same" in done.stdout, done.stdout
 
 
+def test_bench_model_draws_when_the_kernels_of_two_layers_ran(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "step.svg"
+    command = [sys.executable, "-m", "hipforge", "bench-model", str(EXAMPLES / "configs/llama_3_1_8b.json")]
+    options = ["--layers", "2", "--batch", "1", "--programmatic", "--no-peers", "--json", "--timeline", str(picture)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0 and picture.stat().st_size > 0, done.stdout + done.stderr[-3000:]
+    launches = json.loads(done.stdout)["measured"][0]["kernels"]
+    names = " ".join(name for name, *_ in launches)
+    assert all(kernel in names for kernel in ("row_stream", "rope_and_cache", "decode_stream")), names
+    starts, ends = [at for _, at, _ in launches], [at + us for _, at, us in launches]
+    assert starts == sorted(starts) and starts[0] == 0 and min(ends) > 0
+
+
 @needs_two
 @pytest.mark.parametrize("sums", ["all_reduce", "one_shot"])
 def test_bench_model_measures_two_gpus_beside_one(sums: str) -> None:

@@ -149,6 +149,7 @@ def test_plain_names_work_where_they_are_unique(built: dict[str, Path]) -> None:
         ("_Z4wrapI3BoxIS0_IDF16bEEEvT_PFvDF16bE", "wrap<Box<Box<__bf16>>>"),
         ("_Z9nonsense", "_Z9nonsense"),  # no name at all: the symbol remains
         ("_ZL6hiddenPi", "hidden"),
+        ("void (anonymous namespace)::norm<16, ns::Out<(int)2> >(long const*, ns::P)", "norm<16, ns::Out<(int)2>>"),
     ],
 )
 def test_short_names(symbol: str, short: str) -> None:

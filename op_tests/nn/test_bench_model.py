@@ -285,3 +285,12 @@ def test_a_table_says_what_a_step_took(monkeypatch: pytest.MonkeyPatch, capsys: 
     shares = "80%", "60.0%", "share 40.0%", "share 50.0%"
     for part in ("12.50", "10.00", "2.00", "8000 tokens/s", "2.00×", "1.00 GB", "does not fit", *shares):
         assert part in said, part
+
+
+def test_the_timeline_shows_the_middle_of_a_step_from_zero() -> None:
+    launches = tuple((f"kernel {number}", 10.0 * number, 4.0) for number in range(100))
+    step = bench_model.Step(1, 64, 1000.0, None, 500.0, (), {}, kernels=launches)
+    chosen = bench_model.shown(step, 10)
+    assert [name for name, *_ in chosen] == [f"kernel {number}" for number in range(40, 60)]
+    assert chosen[0][1:] == (0.0, 4.0) and chosen[-1][1:] == (190.0, 4.0)
+    assert len(bench_model.shown(step, 1)) == 100

@@ -157,6 +157,24 @@ class Bar:
     panel: str = ""
 
 
+def kernels(spans: Sequence[tuple[str, float, float]], title: str, path: Path) -> None:
+    """Draw when kernels ran: a line for each, in the order of their first launches, with all its launches.
+
+    Args:
+        spans: name, start and duration of each launch, the last two in microseconds.
+        title: of the picture.
+        path: as :func:`figure`, which says what raises.
+    """
+    names = list(dict.fromkeys(name for name, _, _ in spans))
+    with figure(path, size=(11, 1.2 + 0.3 * len(names))) as (axes,):
+        for line, name in enumerate(names):
+            own = [(start, us) for each, start, us in spans if each == name]
+            axes.broken_barh(own, (line - 0.4, 0.8), color=f"C{line % 10}")
+        axes.set_yticks(range(len(names)), [fit(name, 60) for name in names], fontsize=7)
+        axes.set(title=title, xlabel="µs (measured)")
+        axes.invert_yaxis()
+
+
 def bars(values: Sequence[Bar], title: str, unit: str, path: Path) -> None:
     """Draw groups of bars on a logarithmic scale, each labelled with its ratio to the first series of its group.
 

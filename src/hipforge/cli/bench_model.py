@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from hipforge import devices
 from hipforge.cli import decode_step, output
 from hipforge.cli.options import Picture
 from hipforge.errors import ConfigError, HipforgeError
+from hipforge.jit.demangle import short_name
 from hipforge.tuning import timing
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ MOST_ERROR = 0.1
 LAUNCHES = 20  # of a graph that measures an op alone, at least
 AHEAD = 64  # steps that there is room for; a graph is replayed fewer times before it starts over
 READ_BYTES = 2 << 30  # over which the read bandwidth is measured
+SHOWN_LAYERS = 2  # of a step, in the picture of its kernels over time
+
+
+Span = tuple[str, float, float]  # a launch: its kernel, and when it started and how long it ran, in microseconds
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Step:
         peers: microseconds by name, or why there are none.
         one_gpu_us: of the step of the whole model on one GPU, where this one is of several GPUs.
         one_gpu_error: of the logits beside that step's, relatively.
+        kernels: name, start and microseconds of each launch of a replay of the better graph, where it was asked for.
     """
 
     batch: int
@@ -77,6 +84,7 @@ class Step:
     peers: dict[str, float | str]
     one_gpu_us: float | None = None
     one_gpu_error: float | None = None
+    kernels: tuple[Span, ...] = ()
 
     @property
     def gap_us(self) -> float:
@@ -108,8 +116,30 @@ def read_bandwidth() -> float:
     return READ_BYTES / read_floor.microseconds([source]) * 1e6
 
 
-def measure(model: Model, batch: int, context: int, bandwidth: float, programmatic: bool) -> Step:
-    """Return a step, measured."""
+def spans(graph: torch.cuda.CUDAGraph) -> tuple[Span, ...]:
+    """Return the launches of a replay, in their order; the first starts at 0."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    of_gpu = [one for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    found = sorted((one.time_range.start, one.time_range.elapsed_us(), one.name) for one in of_gpu)
+    return tuple((name, start - found[0][0], us) for start, us, name in found)
+
+
+def shown(step: Step, layers: int) -> list[Span]:
+    """Return the launches of :data:`SHOWN_LAYERS` layers in the middle of a step of ``layers``, from 0 on."""
+    of_layers = len(step.kernels) * min(1, SHOWN_LAYERS / layers)
+    first = int((len(step.kernels) - of_layers) / 2)
+    chosen = step.kernels[first : first + math.ceil(of_layers)]
+    return [(name, start - chosen[0][1], us) for name, start, us in chosen]
+
+
+def measure(
+    model: Model, batch: int, context: int, bandwidth: float, programmatic: bool, over_time: bool = False
+) -> Step:
+    """Return a step, measured; ``over_time``: with the launches of a replay."""
     import torch
 
     from hipforge.cli import decode_ops, decode_twin
@@ -138,7 +168,11 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
             chain.reset()
         return found[0] or 0.0, found[1]
 
-    whole = of([op.call for op in chain.ops], is_step=True)
+    calls = [op.call for op in chain.ops]
+    whole = of(calls, is_step=True)
+    if over_time:
+        launches = spans(captured(calls, whole[1] is not None and whole[1] < whole[0]))
+        chain.reset()
     lines = []
     for name in dict.fromkeys(op.name for op in chain.ops):
         own = [number for number, op in enumerate(chain.ops) if op.name == name]
@@ -148,7 +182,8 @@ def measure(model: Model, batch: int, context: int, bandwidth: float, programmat
         us, early = of([chain.ops[number].call for number in own] * times)
         alone = us / times, None if early is None else early / times
         lines.append(Line(name, chain.ops[own[0]].path(), len(own), *alone, sum(reads[number] for number in own)))
-    return Step(batch, context, *whole, sum(reads) / bandwidth * 1e6, tuple(lines), {})
+    step = Step(batch, context, *whole, sum(reads) / bandwidth * 1e6, tuple(lines), {})
+    return replace(step, kernels=launches) if over_time else step
 
 
 @dataclass(frozen=True)
@@ -195,20 +230,23 @@ def measure_cells(
     programmatic: bool,
     on_step: Callable[[Step], None],
     whole: dict[tuple[int, int], Whole] | None = None,
+    over_time: bool = False,
 ) -> list[Step]:
     """Return a step for each (batch, context) that fits, measured; ``whole`` has those of the model on one GPU.
+
+    With ``over_time`` the first step has its launches.
 
     Raises:
         HipforgeError: the logits are too far from those of the whole model, or a replay's from those op by op.
     """
     import torch
 
-    steps = []
+    steps: list[Step] = []
     for batch, context in cells:
         try:
             one = whole[batch, context] if whole else None
             error = None if one is None else error_beside(model, batch, context, one.logits)
-            step = measure(model, batch, context, bandwidth, programmatic)
+            step = measure(model, batch, context, bandwidth, programmatic, over_time and not steps)
             step = replace(step, one_gpu_us=None if one is None else one.us, one_gpu_error=error)
         except torch.OutOfMemoryError:
             click.echo(f"batch {batch}, context {context}: does not fit in this card's memory", err=True)
@@ -286,6 +324,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
               help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
 @click.option("--plot", "picture", type=Picture(), help="Also write stacked bars (needs matplotlib).")
+@click.option("--timeline", type=Picture(), help="Also write when the kernels of two layers ran (needs matplotlib).")
 def command(
     config: Path,
     batches: tuple[int, ...],
@@ -297,6 +336,7 @@ def command(
     peers: bool,
     as_json: bool,
     picture: Path | None,
+    timeline: Path | None,
 ) -> None:
     """Measure a decode step of the model that CONFIG (its config.json) describes, random weights, on this GPU.
 
@@ -354,7 +394,7 @@ def command(
     cells = [(batch, context) for batch in batches for context in contexts]
     with torch.no_grad():
         model = decode_ops.Model(shape, decode_ops.Random(place))
-        steps = measure_cells(model, cells, bandwidth, programmatic, on_step)
+        steps = measure_cells(model, cells, bandwidth, programmatic, on_step, over_time=timeline is not None)
         if ranks != decode_ranks.ALONE:
             cells = [(step.batch, step.context) for step in steps]
             whole = {
@@ -362,7 +402,7 @@ def command(
             }
             model = decode_ranks.part(model, ranks)
             _free()
-            steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole)
+            steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole, timeline is not None)
         del model
         _free()
     for name in decode_twin.PEERS if peers and tp == 1 else ():
@@ -379,6 +419,13 @@ def command(
         from hipforge.cli.time_model import plot
 
         plot(steps, f"{shape.name}, {header['card']}", picture, "measured")
+    if timeline is not None and is_first and steps:
+        from hipforge import plots
+
+        first = steps[0]
+        title = f"{shape.name}, batch {first.batch}, context {first.context}, {header['card']}: two layers of a step"
+        launches = [(short_name(name), start, us) for name, start, us in shown(first, sum(shape.layers))]
+        plots.kernels(launches, title, timeline)
     if ranks != decode_ranks.ALONE:
         torch.distributed.destroy_process_group()
 
