@@ -81,6 +81,7 @@ def rope_and_cache_out(
     epsilon: float,
     num_groups: int,
     programmatic: bool,
+    known: bool,
 ) -> None:
     """Write the first seven as :func:`rope_and_cache` says; ``q_out`` may be ``q``, ``index_q_out`` ``index_q``."""
 
@@ -256,7 +257,7 @@ def rope_and_cache(
             result, k_cache, v_cache, k_scale_shift, v_scale_shift, index_result, index_cache, q, k, v, index_q,
             index_k, cos_sin, positions, slot_mapping, q_weight, k_weight, index_q_weight, index_k_weight, k_tensor,
             v_tensor, k_value, v_value, style == "interleaved", weight_offset, epsilon, num_groups or 0,
-            programmatic.active(),
+            programmatic.active(), programmatic.promised_new_keys() > 0,
         )  # fmt: skip
         return result
     scales = [

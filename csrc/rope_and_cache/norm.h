@@ -6,12 +6,15 @@
 
 namespace hf::rope_and_cache {
 
-template <int kLanes>
-__device__ inline Half8 normalised(Half8 x, const Half* weight, uint32_t chunk, bool active, const Arguments& a) {
-  Half8 own_weight = {};  // loaded ahead of the sum
-  if (active)
+__device__ inline Half8 weight_of(const Half* weight, uint32_t chunk) {
+  Half8 own = {};
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) own_weight[i] = weight[chunk * kChunk + i];
+  for (int i = 0; i < kChunk; ++i) own[i] = weight[chunk * kChunk + i];
+  return own;
+}
+
+template <int kLanes>
+__device__ inline Half8 normalised(Half8 x, Half8 own_weight, const Arguments& a) {
   const F32x8 values = to_f32(x);
   float squares = 0.f;
 #pragma unroll

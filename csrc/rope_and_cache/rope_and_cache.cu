@@ -47,15 +47,20 @@ constexpr uint32_t kMaxGridY = 65535;
 template <int kLanes>
 __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
     const int64_t* slots, const void* positions, bool wide_positions, uint32_t cache_slots, uint32_t group_waves,
-    uint32_t q_waves, uint32_t k_waves, uint32_t main_waves, uint32_t waves, const Arguments a) {
+    uint32_t q_waves, uint32_t k_waves, uint32_t main_waves, uint32_t waves, bool known, const Arguments a) {
   __shared__ Half8 lds[kMaxWaves * kWaveSize];
-  hf::dev::wait_for_predecessor();
-  hf::dev::let_next_start();  // after the wait: attention's clusters should find all multiprocessors as empty as each other
+  // Two loads from memory, position and angles, one after the other, are then over before q, k and v are there.
+  const bool early = hf::dev::kStartsEarly && known;
+  const auto begin = [] {
+    hf::dev::wait_for_predecessor();
+    hf::dev::let_next_start();  // after the wait: attention's clusters should find all multiprocessors as empty as each other
+  };
+  if (!early) begin();
   const uint32_t in_group = hf::dev::uniform(threadIdx.x / kWaveSize);
   const uint32_t lane = threadIdx.x % kWaveSize;
   const uint32_t token = blockIdx.x;
   const uint32_t wave = blockIdx.y * group_waves + in_group;
-  if (wave >= waves) return;
+  if (wave >= waves) return early ? begin() : void();
   const bool of_index = wave >= main_waves;
   const uint32_t index_q_end = main_waves + a.index.q_waves;
   const bool is_q = of_index ? wave < index_q_end : wave < q_waves, is_k = !is_q && (of_index || wave < q_waves + k_waves);
@@ -71,19 +76,27 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
                                    a.cos_sin, a.max_positions, a.page_size, a.chunks, a.rotary_dim, weight,
                                    to.data, to.token_stride, to.head_stride, to.aligned, a.epsilon,
                                    a.weight_offset, a.half_angles, a.interleaved, a.whole_chunks);
-  if (!is_q && (slot < 0 || slot >= cache_slots)) return;
+  if (!is_q && (slot < 0 || slot >= cache_slots)) return early ? begin() : void();
   const uint32_t first_wave = of_index ? (is_q ? main_waves : index_q_end) : is_q ? 0 : is_k ? q_waves : q_waves + k_waves;
   const uint32_t head = (wave - first_wave) * (kWaveSize / kLanes) + lane / kLanes;
   const uint32_t chunk = lane % kLanes;
   const bool active = head < from.count && chunk < a.chunks;
 
+  const bool rotates = (is_q || is_k) && active && chunk * kChunk < a.rotary_dim, weighed = weight && active;
+  Angles angles = {};
+  Half8 own_weight = {};
+  if (early) {
+    if (rotates) angles = angles_of(a, position, chunk);
+    if (weighed) own_weight = weight_of(weight, chunk);
+    begin();
+  }
   Half8 x = {};
   if (active)
     x = load_chunk(from.data + token * from.token_stride + head * from.head_stride + chunk * kChunk, from.aligned);
   if (is_q || is_k) {
-    const bool rotates = active && chunk * kChunk < a.rotary_dim;
-    const Angles angles = rotates ? angles_of(a, position, chunk) : Angles{};
-    if (weight) x = normalised<kLanes>(x, weight, chunk, active, a);
+    if (!early && rotates) angles = angles_of(a, position, chunk);
+    if (!early && weighed) own_weight = weight_of(weight, chunk);
+    if (weight) x = normalised<kLanes>(x, own_weight, a);
     share_chunk(x, lds + threadIdx.x - chunk, chunk, a);
     if (rotates) x = rotated(x, angles, lds + threadIdx.x - chunk, chunk, a);
   }
@@ -100,7 +113,7 @@ __global__ __launch_bounds__(kMaxWaves* kWaveSize) void rope_and_cache_kernel(
 }
 
 template <int kLanes>
-void launch(Arguments a, const Tokens& each, int64_t tokens, bool programmatic, hipStream_t stream) {
+void launch(Arguments a, const Tokens& each, int64_t tokens, bool programmatic, bool known, hipStream_t stream) {
   constexpr uint32_t kHeads = kWaveSize / kLanes;
   const uint32_t q_waves = (a.q.count + kHeads - 1) / kHeads, k_waves = (a.k.count + kHeads - 1) / kHeads;
   const uint32_t main_waves = q_waves + k_waves + (a.v.count + kHeads - 1) / kHeads;
@@ -112,7 +125,7 @@ void launch(Arguments a, const Tokens& each, int64_t tokens, bool programmatic, 
   hf::Launch at{dim3(static_cast<uint32_t>(tokens), groups), in_group * kWaveSize, 0, stream};
   hf::may_start_early(at, programmatic);
   hf::launch(rope_and_cache_kernel<kLanes>, at, each.slots, each.positions, each.wide_positions, each.cache_slots, in_group, q_waves, k_waves,
-             main_waves, waves, a);
+             main_waves, waves, programmatic && known, a);
 }
 
 }  // namespace
@@ -120,14 +133,15 @@ void launch(Arguments a, const Tokens& each, int64_t tokens, bool programmatic, 
 /// q_out like q [T, Hq, D] (q itself to write in place); k, v [T, Hkv, D]; caches [pages, page_size, Hkv, D] (int4:
 /// num_groups + D / 8 words), scales float32 [1] or [Hkv] or numbers, words int32 [pages, page_size, Hkv]; cos_sin
 /// [max_pos, rotary_dim] float32 or q's dtype; positions int32 or int64 [T]; slot_mapping int64 [T]. With an index:
-/// index_q [T, groups, D], index_k [T, 1, D], index_cache [pages, page_size, D] of fp8 or q's dtype.
+/// index_q [T, groups, D], index_k [T, 1, D], index_cache [pages, page_size, D] of fp8 or q's dtype. programmatic: the launch may
+/// start before its predecessor has ended; known: it may then read positions and slot_mapping too.
 void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTensor k_scale_shift,
                         OptionalTensor v_scale_shift, OptionalTensor index_q_out, OptionalTensor index_cache, Tensor q, Tensor k,
                         Tensor v, OptionalTensor index_q, OptionalTensor index_k, Tensor cos_sin, Tensor positions,
                         Tensor slot_mapping, OptionalTensor q_weight, OptionalTensor k_weight, OptionalTensor index_q_weight,
                         OptionalTensor index_k_weight, OptionalTensor k_scale,
                         OptionalTensor v_scale, double k_scale_value, double v_scale_value, bool interleaved,
-                        double weight_offset, double epsilon, int64_t num_groups, bool programmatic,
+                        double weight_offset, double epsilon, int64_t num_groups, bool programmatic, bool known,
                         hipStream_t stream) {
   HF_CHECK_ARCH(q, HF_ARCHS);
   const bool fnuz = hf::has_fnuz(q);
@@ -175,9 +189,9 @@ void rope_and_cache_out(Tensor q_out, Tensor k_cache, Tensor v_cache, OptionalTe
                     .positions = positions.data(),
                     .wide_positions = positions.dtype() == HF_I64,
                     .cache_slots = static_cast<uint32_t>(cache_slots)};
-  if (a.chunks <= 8) return launch<8>(a, each, tokens, programmatic, stream);
-  if (a.chunks <= 16) return launch<16>(a, each, tokens, programmatic, stream);
-  if (a.chunks <= 32) return launch<32>(a, each, tokens, programmatic, stream);
-  if constexpr (kWaveSize == 64) launch<64>(a, each, tokens, programmatic, stream);
+  if (a.chunks <= 8) return launch<8>(a, each, tokens, programmatic, known, stream);
+  if (a.chunks <= 16) return launch<16>(a, each, tokens, programmatic, known, stream);
+  if (a.chunks <= 32) return launch<32>(a, each, tokens, programmatic, known, stream);
+  if constexpr (kWaveSize == 64) launch<64>(a, each, tokens, programmatic, known, stream);
 }
 HF_EXPORT(rope_and_cache_out);

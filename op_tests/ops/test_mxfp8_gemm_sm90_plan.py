@@ -20,7 +20,7 @@ from hipforge.jit import toolchain
 from hipforge.ops.core import dispatch, programmatic
 from hipforge.ops.core.checks import TensorSpec
 from hipforge.ops.core.kernel import best
-from hipforge.ops.core.row_stream import SHARED_BYTES, TILES, blocks_for, shared_bytes, warps
+from hipforge.ops.core.row_stream import LONG_RUN_BYTES, SHARED_BYTES, TILES, blocks_for, fewest, shared_bytes, warps
 from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM as SKINNY
 from hipforge.ops.mxfp4_gemm.family import FAMILY as FAMILY4
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import PLANS as PLANS4
@@ -124,6 +124,22 @@ def test_rows_of_w_are_spread_over_every_multiprocessor_until_there_are_fewer_ro
     assert blocks_for(7, 6144, UNITS) == 7
     # 972 rows of 128 bytes of scales are more than a block keeps: two blocks for each multiprocessor.
     assert blocks_for(128256, 4096, UNITS) == 2 * UNITS
+
+
+@given(st.integers(1, 300_000), st.integers(0, 20_000), st.integers(1, 300), st.sampled_from(TILES))
+def test_fewer_blocks_are_chosen_where_none_makes_more_passes(n: int, k: int, most: int, tiles: int) -> None:
+    blocks = min(n, most)
+    found = fewest(n, k, blocks, tiles)
+    rows, before = -(-n // found), -(-n // blocks)
+    assert blocks / 2 <= found <= blocks and -(-rows // (8 * tiles)) == -(-before // (8 * tiles))
+    assert rows * (k // 32) <= max(LONG_RUN_BYTES, before * (k // 32))
+
+
+def test_fewer_blocks_of_the_measured_shapes() -> None:
+    # Two passes of 16 rows each, and one of 24; 17 rows in one pass of 24; with 16 columns all blocks have a row.
+    assert [fewest(n, 4096, UNITS, tiles) for n, tiles in ((4096, 2), (2304, 3), (28672, 2))] == [128, 96, 128]
+    assert fewest(132, 4096, UNITS, 2) == UNITS
+
 
 
 def test_what_does_not_fit_is_refused_with_the_reason() -> None:

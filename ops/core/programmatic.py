@@ -17,7 +17,7 @@ def active() -> bool:
 
 
 def promised_new_keys() -> int:
-    """Return the promise of :func:`programmatic_launch` about caches, 0 for none."""
+    """Return the promise of :func:`programmatic_launch` about caches and positions, 0 for none."""
     return int(getattr(_state, "new_keys", 0))
 
 
@@ -31,9 +31,9 @@ def programmatic_launch(new_keys: int = 0) -> Iterator[None]:
 
     Args:
         new_keys: where positive, the caller promises as well that neither the last ordinary launch of the stream (one
-            outside of ``with``, or of torch's) nor what came after it has written lengths or block tables, or of the
-            caches more than the last ``new_keys`` keys of each sequence. Attention then asks for its other keys early,
-            as for weights. With 0 it waits before it reads any.
+            outside of ``with``, or of torch's) nor what came after it has written lengths, block tables, positions or
+            slots, or of the caches more than the last ``new_keys`` keys of each sequence. Attention then asks for its
+            other keys early, as for weights, and RoPE for its angles. With 0 they wait before they read any.
 
     Raises:
         GuardError: ``new_keys`` is not an integer of at least 0.

@@ -44,6 +44,18 @@ def blocks_for(n: int, k: int, units: int) -> int:
     return min(n, units * rounds)
 
 
+def fewest(n: int, k: int, blocks: int, tiles: int) -> int:
+    """Return how many blocks visit the rows of W in as few passes each as ``blocks`` do, at least half as many.
+
+    The others would shorten no block's work, and each reads all of X. Fewer than half keep too few bytes in flight.
+    ``k`` is that of W's scales, 0 where it has none, of which a block keeps no more than :func:`blocks_for` allows.
+    """
+    rows = 8 * tiles
+    found = _ceil(n, rows * _ceil(_ceil(n, blocks), rows))
+    fits = 2 * found >= blocks and _ceil(n, found) * (k // 32) <= LONG_RUN_BYTES
+    return found if fits else blocks
+
+
 @dataclass(frozen=True)
 class RowStream:
     """The plans of one kernel.
@@ -79,14 +91,14 @@ class RowStream:
 
     def configurations(self, m: int, n: int, k: int, units: int) -> list[Configuration]:
         """Return what a tuner may try."""
-        rows, steps = self.fitting(m), max(1, self.steps(k))
+        rows, steps, scaled = self.fitting(m), max(1, self.steps(k)), k if self.scaled else 0
         blocks = blocks_for(n, k, units) if self.scaled else min(n, units)
         needed = _ceil(_ceil(n, blocks), 8)
         # With fewer, warps without a pass of their own are idle at the end; a power of two: 3 steps have a number too.
         least = min(2 if rows <= 16 else 4, 1 << (steps.bit_length() - 1))
         allowed = [tiles for tiles in TILES if (tiles == 1 and needed == 1) or 2 <= tiles <= max(2, needed)]
         return [
-            {"rows": rows, "tiles": tiles, "sharers": sharers, "blocks": blocks}
+            {"rows": rows, "tiles": tiles, "sharers": sharers, "blocks": fewest(n, scaled, blocks, tiles)}
             for tiles in allowed
             if tiles not in self.word_tiles or k % self.step_k == 0
             for sharers in SHARERS

@@ -43,7 +43,7 @@ def shared_bytes(m: int, tiles: int, block_rows: int, k: int) -> int:
 
 def configuration(n: int, k: int, units: int) -> Configuration:
     """Return the rows of a pass over 8, how many warps share K, and how many blocks the rows of W."""
-    blocks = row_stream.blocks_for(n, k, units)
+    blocks = row_stream.fewest(n, k, row_stream.blocks_for(n, k, units), TILES)
     wanted = SHARERS if -(-n // blocks) > 8 * TILES else WARPS  # all warps have work in the only pass
     return {"tiles": TILES, "sharers": min(wanted, 1 << (max(1, k_steps(k)).bit_length() - 1)), "blocks": blocks}
 
@@ -53,7 +53,7 @@ def _refusal(m: int, n: int, k: int) -> str | None:
         return f"M of 1 to {ROWS} and N of at least 1; got M={m}, N={n}"
     if k == 0 or k % K_STEP:
         return f"K of a positive multiple of {K_STEP}; got {k}"
-    if shared_bytes(m, TILES, -(-n // row_stream.blocks_for(n, k, UNITS)), k) > row_stream.SHARED_BYTES:
+    if shared_bytes(m, TILES, -(-n // configuration(n, k, UNITS)["blocks"]), k) > row_stream.SHARED_BYTES:
         return f"X and a ring in {row_stream.SHARED_BYTES} bytes of shared memory; got M={m}, K={k}"
     return None
 

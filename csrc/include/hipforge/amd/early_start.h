@@ -10,6 +10,8 @@ inline void may_start_early(Launch&, bool) {}
 
 namespace dev {
 
+constexpr bool kStartsEarly = false;  // a launch can be made to
+
 /// The next launch in the stream may start, where it was made to.
 __device__ inline void let_next_start() {}
 /// Waits until the launch before this one has ended and its results are visible. Every block of a launch does.

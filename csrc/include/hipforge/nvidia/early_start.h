@@ -10,6 +10,8 @@ inline void may_start_early(Launch& at, bool programmatic) { at.programmatic = p
 
 namespace dev {
 
+constexpr bool kStartsEarly = true;  // a launch can be made to
+
 /// The next launch in the stream may start, where it was made to.
 __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 /// Waits until the launch before this one has ended and its results are visible. Every block of a launch does.
