@@ -43,26 +43,39 @@ inline const IntegerFormat* integer_format(Element e, bool fnuz) {
   return e == Element::fp8 ? fnuz ? &fp8_uz : &fp8 : e == Element::bf8 ? fnuz ? &bf8_uz : &bf8 : nullptr;
 }
 
+// Where row i of N results is among the result's registers: a register holds 64 / N rows, every fourth one.
+template <int N>
+constexpr int result_at(int i) {
+  constexpr int rows = kMatrixLanes / N;
+  return (i / (4 * rows) * 4 + i % 4) * kMatrixLanes + i / 4 % rows * N;
+}
+
 struct IntegerTile {
-  struct Small {  // an element with bits below the unit
-    int i, k;
-    double value;
+  struct Small {  // an element with bits below the unit: its significand, times `units` of them
+    uint8_t i, k;
+    int16_t significand;
+    double units;
   };
   static constexpr int kMostSmall = 32;
   alignas(64) uint32_t pairs[kMaxEdgeDepth / 2];  // [k / 2][edge]: 16 bits each of k and k + 1
   int unit, lowest, highest;  // exponents: of the unit; of the lowest bit of any element; above every element
   uint32_t rows;              // bit i: row i (a column of B) has an element that is not 0
-  int small_count = 0;
+  int small_count;
   Small small[kMostSmall];
 };
 
 // Notes the elements that bits of `found` tell, bytes of the registers from `codes` on; false: there are too many.
-inline bool note_small(IntegerTile& tile, const IntegerFormat& format, uint64_t found, const uint32_t* codes, int i, int k) {
+inline bool note_small(IntegerTile& tile, const IntegerFormat& format, int shift, uint64_t found, const uint32_t* codes, int i,
+                       int k) {
   for (; found; found &= found - 1) {
     const int at = std::countr_zero(found);
     if (tile.small_count == IntegerTile::kMostSmall) return false;
-    const uint32_t code = codes[at / 4] >> (at % 4 * 8) & 0xFF;
-    tile.small[tile.small_count++] = {i + at / 4, k + at % 4, format.value[code]};
+    const uint32_t code = codes[at / 4] >> (at % 4 * 8) & 0xFF, exponent = (code & 0x7F) >> format.mantissa_bits;
+    const uint32_t hidden = static_cast<uint32_t>(exponent != 0) << format.mantissa_bits;
+    const auto significand = static_cast<int16_t>((code & ((1u << format.mantissa_bits) - 1)) | hidden);
+    const double units = power_of_two(static_cast<int>(exponent) - (exponent != 0) - shift);
+    tile.small[tile.small_count++] = {static_cast<uint8_t>(i + at / 4), static_cast<uint8_t>(k + at % 4),
+                                      static_cast<int16_t>(code & 0x80 ? -significand : significand), units};
   }
   return true;
 }

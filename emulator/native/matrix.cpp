@@ -376,34 +376,44 @@ constexpr bool takes_integers(const Shape& s) {
   return !s.sparse && (s.a == Element::f8f6f4 || s.a == Element::fp8 || s.a == Element::bf8);
 }
 
-template <int kEdge, int kItems>
-bool load_integers(const Row* regs, Element element, bool fnuz, IntegerTile& tile) {
-  if (element == Element::fp4) return load_integer_nibbles<kEdge, kItems>(regs, tile);
-  const IntegerFormat* format = integer_format(element, fnuz);
-  return format != nullptr && load_integer_bytes<kEdge, kItems>(regs, *format, tile);
+TileCache& tile_cache() {
+  static constinit thread_local TileCache cache;
+  return cache;
 }
 
-// acc += A B as integers (matrix_integers.h); false: the operands do not suit, and acc is as before.
+// Null: the elements do not suit.
+template <int kEdge, int kItems>
+const IntegerTile* integers_of(const Row* regs, Element element, bool fnuz, const IntegerTile* other) {
+  const IntegerFormat* format = integer_format(element, fnuz);
+  if (format == nullptr && element != Element::fp4) return nullptr;
+  const uint32_t layout = static_cast<uint32_t>(element) | static_cast<uint32_t>(fnuz) << 8 | kEdge << 16 | kItems << 24;
+  return tile_cache().find(regs, registers_per_lane(element, kItems), layout, other, [&](IntegerTile& tile) {
+    return format == nullptr ? load_integer_nibbles<kEdge, kItems>(regs, tile)
+                             : load_integer_bytes<kEdge, kItems>(regs, *format, tile);
+  });
+}
+
+// D = A B + C as sums of integers (matrix_integers.h); false: the operands do not suit, and D is as before.
 template <const Shape& S>
-bool multiply_integers(const MatrixArgs& args, Element element_a, Element element_b, const double* scale_a,
-                       const double* scale_b, const Row* c, double* acc) {
-  IntegerTile a, b;
+bool multiply_integers(const MatrixArgs& args, Element element_a, Element element_b) {
+  if (args.saturate && S.a != Element::f8f6f4) return false;
+  constexpr int factors = (S.k + kScaleBlock - 1) / kScaleBlock;
+  const IntegerTile* of_a = integers_of<S.m, S.k / S.groups(S.m)>(args.a, element_a, args.fnuz, nullptr);
+  const IntegerTile* of_b = of_a ? integers_of<S.n, S.k / S.groups(S.n)>(args.b, element_b, args.fnuz, of_a) : nullptr;
+  if (of_b == nullptr) return false;
+  const IntegerTile &a = *of_a, &b = *of_b;
   ScaleRange range_a, range_b;
-  if (!load_integers<S.m, S.k / S.groups(S.m)>(args.a, element_a, args.fnuz, a) ||
-      !load_integers<S.n, S.k / S.groups(S.n)>(args.b, element_b, args.fnuz, b))
-    return false;
-  if (scale_a != nullptr) {
+  if (args.scale_a != nullptr) {
     range_a = scale_range(*args.scale_a, args.scale_sel_a, S.m, a.rows);
     range_b = scale_range(*args.scale_b, args.scale_sel_b, S.n, b.rows);
   }
-  if (!fits(a, b, range_a, range_b, S.k, c, S.result_items())) return false;
-  alignas(64) double factor_a[kMatrixLanes], factor_b[kMatrixLanes];
-  for (int i = 0; i < kMatrixLanes; ++i) {
-    factor_a[i] = power_of_two(a.unit) * (scale_a != nullptr ? scale_a[i] : 1);
-    factor_b[i] = power_of_two(b.unit) * (scale_a != nullptr ? scale_b[i] : 1);
-  }
-  add_integer_products<S.m, S.n>(a, b, S.k, factor_a, factor_b, acc);
+  alignas(64) double factor_a[kMatrixLanes], factor_b[kMatrixLanes], acc[S.m * S.n];
+  ExactRange range_c;
+  if (!exact_range(a, b, range_a, range_b, S.k, range_c) || !load_results(args.c, S.result_items(), range_c, acc)) return false;
+  load_factors(args.scale_a, args.scale_sel_a, a.unit, factors * S.m, factor_a);
+  load_factors(args.scale_b, args.scale_sel_b, b.unit, factors * S.n, factor_b);
   if (a.small_count + b.small_count) add_small_products<S.m, S.n>(a, b, factor_a, factor_b, acc);
+  multiply_tiles<S.m, S.n, S.k>(a, b, factor_a, factor_b, acc, *args.d);
   return true;
 }
 #else
@@ -415,6 +425,8 @@ void run(const MatrixArgs& args) {
   constexpr bool mixed = S.a == Element::f8f6f4;
   const Element element_a = mixed ? element_of_format(args.cbsz) : S.a;
   const Element element_b = mixed ? element_of_format(args.blgp) : S.b;
+  if constexpr (takes_integers(S))
+    if (multiply_integers<S>(args, element_a, element_b)) return;
   alignas(64) double a[kMaxTile], b[kMaxTile], acc[kMaxResult];
   static_assert(S.blocks * S.k * S.m <= kMaxTile && S.blocks * S.k * S.n <= kMaxTile);
   static_assert(S.blocks * S.m * S.n <= kMaxResult);
@@ -448,9 +460,6 @@ void run(const MatrixArgs& args) {
     load_scales(args.scale_a, args.scale_sel_a, scale_a);
     load_scales(args.scale_b, args.scale_sel_b, scale_b);
   }
-  if constexpr (takes_integers(S))
-    if (multiply_integers<S>(args, element_a, element_b, scaled ? scale_a : nullptr, scale_b, c, acc))
-      return store_result<S>(acc, args.d, args.saturate);
   load_tile(a_regs, element_a, args, S.m, S.blocks, a_items, !S.sparse, scaled ? scale_a : nullptr, a);
   load_tile(b_regs, element_b, args, S.n, S.blocks, b_items, true, scaled ? scale_b : nullptr, b);
 

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "integer_tile.h"
@@ -61,7 +62,7 @@ bool load_integer_bytes(const Row* regs, const IntegerFormat& format, IntegerTil
       }
       // Zero wraps around and is none of them.
       const __m512i below = _mm512_sub_epi8(_mm512_and_si512(codes, magnitude), one);
-      if (!note_small(tile, format, _mm512_cmplt_epu8_mask(below, last_small), &regs[reg][lane], i, k)) return false;
+      if (!note_small(tile, format, shift, _mm512_cmplt_epu8_mask(below, last_small), &regs[reg][lane], i, k)) return false;
     }
   tile.unit = format.lowest + shift;
   tile.lowest = tile.small_count ? format.lowest : tile.unit;
@@ -96,6 +97,16 @@ bool load_integer_nibbles(const Row* regs, IntegerTile& tile) {
   return true;
 }
 
+// A small element's products with the integers of the other operand's row `k`, times that operand's factors.
+template <int kEdge>
+inline void small_products(const IntegerTile::Small& x, const IntegerTile& other, const double* __restrict factors,
+                           double* __restrict row) {
+  const uint32_t* pairs = other.pairs + x.k / 2 * kEdge;
+  const int up = x.k % 2 ? 0 : 16;
+  factors += x.k / kScaleBlock * kEdge;
+  for (int i = 0; i < kEdge; ++i) row[i] = (static_cast<int32_t>(pairs[i] << up) >> 16) * int32_t{x.significand} * factors[i];
+}
+
 // 16 x 16 results of one scale block: acc += (A^T B) factor_a factor_b. Its own function, so that GCC 12 keeps the sums in
 // registers.
 template <int M, int N>
@@ -117,12 +128,25 @@ __attribute__((noinline)) void add_integer_block(const uint32_t* left, const uin
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     const __m512d of_a = _mm512_set1_pd(factor_a[r]);
-    double* to = acc + r * N;
+    double* to = acc + result_at<N>(r);
     const __m512d low = _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_castsi512_si256(sum[r])), factor[0]);
     const __m512d high = _mm512_mul_pd(_mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(sum[r], 1)), factor[1]);
     _mm512_store_pd(to, _mm512_fmadd_pd(low, of_a, _mm512_load_pd(to)));
     _mm512_store_pd(to + 8, _mm512_fmadd_pd(high, of_a, _mm512_load_pd(to + 8)));
   }
+}
+
+// D = A B + acc, of factors [k / 32][edge] times integers; acc in the order of D's registers.
+template <int M, int N, int K>
+void multiply_tiles(const IntegerTile& a, const IntegerTile& b, const double* factor_a, const double* factor_b, double* acc,
+                    uint32_t* d) {
+  constexpr int block = std::min(K, kScaleBlock);
+  for (int k = 0; k < K; k += kScaleBlock)
+    for (int i = 0; i < M; i += 16)
+      for (int j = 0; j < N; j += 16)
+        add_integer_block<M, N>(a.pairs + k / 2 * M + i, b.pairs + k / 2 * N + j, block / 2, factor_a + k / kScaleBlock * M + i,
+                                factor_b + k / kScaleBlock * N + j, acc + result_at<N>(i) + j);
+  for (int at = 0; at < M * N; ++at) d[at] = float_to_bits(static_cast<float>(acc[at]));
 }
 
 }  // namespace hfemu

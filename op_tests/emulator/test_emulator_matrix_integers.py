@@ -46,12 +46,12 @@ int as_integers(const void* a, const void* b, const void* c, const void* scale_a
 #if defined(__AVX2__) && defined(__FMA__)
   MatrixArgs m;
   m.a = (const Row*)a; m.b = (const Row*)b; m.scale_a = (const Row*)scale_a; m.scale_b = (const Row*)scale_b;
-  alignas(64) static double acc[kMaxResult], factors_a[kMatrixLanes], factors_b[kMatrixLanes];
+  static Row d[kMaxResult / kMatrixLanes];
+  m.c = (const Row*)c; m.d = d;
   constexpr auto& plain = kShape<kRowOfOp[static_cast<std::size_t>(Op::v_mfma_f32_32x32x16_fp8_fp8)]>;
   constexpr auto& scaled = kShape<kRowOfOp[static_cast<std::size_t>(Op::v_mfma_scale_f32_16x16x128_f8f6f4)]>;
-  if (!scale_a) return multiply_integers<plain>(m, Element::fp8, Element::fp8, nullptr, nullptr, (const Row*)c, acc);
-  load_scales(m.scale_a, 0, factors_a), load_scales(m.scale_b, 0, factors_b);
-  return multiply_integers<scaled>(m, Element::fp8, Element::fp8, factors_a, factors_b, (const Row*)c, acc);
+  return scale_a ? multiply_integers<scaled>(m, Element::fp8, Element::fp8)
+                 : multiply_integers<plain>(m, Element::fp8, Element::fp8);
 #else
   return -1;
 #endif
@@ -163,3 +163,19 @@ def test_operands_of_matrix_multiplications_are_multiplied_as_integers(lib, doub
     scales = np.where(ROWS, 127, 0).astype(np.uint32), np.full(64, 127, np.uint32)
     for operands, takes in ((few, 1), (a, 0)):
         assert lib.as_integers(*map(pointer, (operands, b, c[:4].copy(), *scales))) == (takes if able else -1)
+
+
+def test_one_bit_of_an_operand_that_was_multiplied_before_counts(lib, doubles):
+    """Operands are decoded once for several instructions: not where a bit, the format or the shape is another one."""
+    rng = np.random.default_rng(9)
+    a, b = (operand_bytes(rng, "narrow", "fp8", False) for _ in range(2))
+    c = np.zeros((16, 64), np.uint32)
+    for change in range(100):
+        name = rng.choice(["v_mfma_f32_32x32x64_f8f6f4", "v_mfma_f32_16x16x128_f8f6f4", "v_mfma_f32_16x16x32_fp8_bf8"])
+        formats = (0, 0) if "bf8" in name else tuple(rng.choice([0, 1, 4], 2))
+        ins = parse(name, *formats)
+        options = {"cbsz": formats[0], "blgp": formats[1], "fnuz": bool(rng.integers(2))}
+        operands = a, b, c[: ins.m * ins.n // 64].copy()
+        got, expected = (registers(which, ins, *operands, **options) for which in (lib, doubles))
+        assert np.array_equal(got, expected), (change, name, options)
+        (a, b)[change % 2][rng.integers(8), rng.integers(64)] ^= np.uint32(1 << rng.integers(0, 30))
