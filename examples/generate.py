@@ -29,7 +29,7 @@ import torch.distributed
 from decoder import ALONE, FROM, Decoder, Ranks, from_qwen3, read_back
 from rich.progress import Progress
 
-from hipforge import devices, emulator
+from hipforge import argmax, devices, emulator
 from hipforge.nn import CacheStep, PagedKVCache
 
 PROMPT = 40
@@ -223,7 +223,7 @@ def main() -> None:
     with Progress(transient=True) as progress:
         task = progress.add_task(f"prompt of {options.prompt} tokens", total=options.tokens)
         logits = [prefill(model, cache, prompt, CHUNK if options.prompt <= LONG else MOST_CHUNK)]
-        tokens = [logits[-1][-1].argmax()]
+        tokens = [argmax(logits[-1][-1:])[0]]
         # Blocks of keys are chosen by torch on a GPU without kernels for it, which reads them on the host.
         captured = CapturedStep(model, cache, length) if place == "cuda" and cache.index is None else None
         for _ in range(options.tokens - 1):
@@ -235,7 +235,7 @@ def main() -> None:
             else:
                 step = model(tokens[-1][None], cache.extend([0], 1), cache)
             logits.append(step)
-            tokens.append(step[-1].argmax())
+            tokens.append(argmax(step[-1:])[0])
     seconds = time.perf_counter() - began
     captured = None  # a graph holds on to the processes' group
     if ranks.count > 1:

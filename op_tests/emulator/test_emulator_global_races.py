@@ -259,6 +259,7 @@ SMALL = {
     "swiglu_mxfp8": (4, 1024),
     "router_gemm": (4, 32, 1024),
     "topk_gating": (4, 128, 8),
+    "argmax": (3, 9000),
     "moe_align_block_size": (8, 32, 4),
     "moe_combine": (4, 1024, 4),
     "rope_and_cache": (4, 8, 1, 128),

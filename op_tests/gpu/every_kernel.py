@@ -103,6 +103,8 @@ def routing(dtype: torch.dtype) -> None:
             for columns in (264, 263):
                 hipforge.moe_combine(rows(dtype, tokens * 4, columns), weights, ids, top_k=4)
     for tokens in (1, 7, 40, 140, 300):
+        for columns in (5, 1003, 40001):
+            hipforge.argmax(rows(dtype, tokens, columns))
         for weight in (torch.float32, torch.bfloat16):
             hipforge.router_gemm(rows(dtype, tokens, 520), rows(weight, 30, 520))
 

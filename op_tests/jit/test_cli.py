@@ -329,6 +329,7 @@ SMALL_SHAPES = {
     "swiglu_fp8_dynamic": "2,64",
     "router_gemm": "2,16,128",
     "topk_gating": "2,16,2",
+    "argmax": "2,1000",
     "moe_align_block_size": "4,8,2",
     "moe_combine": "2,64,2",
     "rope_and_cache": "4,2,1,64",

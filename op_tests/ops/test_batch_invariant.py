@@ -174,6 +174,7 @@ ALWAYS: dict[str, Callable[[int], object]] = {
     "fp8_quant_blocks": lambda rows: hipforge.fp8_quant_blocks(X[:rows]),
     "router_gemm": lambda rows: hipforge.router_gemm(X[:rows], spread(32, 2048)),
     "topk_gating": lambda rows: hipforge.topk_gating(X[:rows, :64].float(), 4),
+    "argmax": lambda rows: hipforge.argmax(X[:rows]),
     "moe_combine": lambda rows: hipforge.moe_combine(X[: 4 * rows], top_k=4),
     "sparse_block_scores": lambda rows: hipforge.sparse_block_scores(
         X[:rows, :512].unflatten(1, (1, 4, 128)).contiguous(), X[:, :256].unflatten(1, (2, 128)).repeat(1, 8, 1),

@@ -43,7 +43,7 @@ class Op:
     Attributes:
         name: what it does.
         start: where its operands are: ``cold`` for weights and cache, ``mall`` for what the launch before has written,
-            ``torch`` for an op of torch's.
+            ``torch`` for what a modelled step leaves out: an op of torch's, and the choice of tokens.
         call: makes its launches.
         reads: bytes of weights, scales and cache that it reads, of the step that ran last.
         of_context: whether its time depends on the length of the context.
@@ -538,7 +538,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
     product("lm_head", normed, model.head, own_logits)
     if join is not None:
         op("logits of all GPUs", "torch", join)
-    op("argmax", "torch", lambda: torch.argmax(logits, 1, out=tokens))
+    choice = partial(hipforge.argmax, logits, out=tokens)
+    op("argmax", "torch", choice, planned=choice)
     op(MOVES_ON, "torch", lambda: torch.index_select(rows, 0, counter.add_(1), out=row))
     moved = row, counter, tokens
     return Chain(ops, tokens, logits, cache, step.block_tables, [(part, part.clone()) for part in moved])
