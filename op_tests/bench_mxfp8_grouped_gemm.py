@@ -5,7 +5,8 @@ have slots, ``fullest`` the most slots on one, ``weight_loads`` weight bytes loa
 ``floor_us`` the time to move their bytes once at the MI355X's bandwidth.
 
 On an NVIDIA GPU the floor is that of a kernel which only reads as many bytes, measured in the same run, and the peers
-are torch's grouped product of bf16 and a loop of products over the experts; their activations are gathered beforehand.
+are torch's grouped product of bf16 and a loop of products over the experts, whose activations are gathered beforehand,
+and a Triton kernel over the sorted slots, of bf16 and of fp8 with a scale a tensor, in each configuration.
 ``gate up`` is the product with SwiGLU and MX quantisation, ``programmatic`` inside
 :func:`hipforge.programmatic_launch`.
 """
@@ -18,7 +19,7 @@ from typing import Any
 import click
 import torch
 from bench_mxfp8_gemm import measured_floor, programmatic
-from helpers import bench
+from helpers import bench, grouped_triton
 
 import hipforge
 from hipforge import devices, shapes
@@ -86,6 +87,7 @@ def peers(cell: MoeCell, copies: Sequence[MoeOperands]) -> Iterator[tuple[str, A
         return out, orders[i]
 
     yield "loop of torch bf16", loop
+    yield from grouped_triton.calls(a, weights, copies, cell.m, cell.a_div)
 
 
 def problem_nvidia(cell: MoeCell) -> bench.Problem:
