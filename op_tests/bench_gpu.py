@@ -24,8 +24,9 @@ from helpers import bench
 import hipforge
 from hipforge import devices
 from hipforge.ops.core.dispatch import explain
+from hipforge.ops.core.kernel import Kernel
 from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM as SKINNY
-from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM
+from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, ROW_STREAM
 from hipforge.ops.reference import dequantize_mxfp4, quantize_mxfp4
 from hipforge.tuning.cases import Cell, cells, parse_shape
 
@@ -57,20 +58,21 @@ def mxfp4(cell: Cell, bits: int, every: bool) -> bench.Problem:
     if bits == 16:
         calls |= humming_mxfp4(cell, activations, copies)
     if every:
-        for given in ROW_STREAM.candidates(cell, dense.HOPPER):
-            calls[str(ROW_STREAM.choice(given))] = partial(_configured, given, cell, x, copies)
+        for kernel in (ROW_STREAM, CODE_STREAM):
+            for given in kernel.candidates(cell, dense.HOPPER):
+                calls[str(kernel.choice(given))] = partial(_configured, kernel, given, cell, x, copies)
     known = {
         "floor_us": dense.measured_floor(size, number, False),
         "floor_programmatic_us": dense.measured_floor(size, number, True),
     }
-    foreign = [name for name in calls if not name.startswith(("hipforge", ROW_STREAM.name))]
+    foreign = [name for name in calls if not name.startswith(("hipforge", ROW_STREAM.name, CODE_STREAM.name))]
     of = {"op": f"mxfp4 x{bits}", "m": cell.m, "n": cell.n, "k": cell.k}
     return bench.Problem(of, calls, lambda got: bench.relative(got, exact), number, known, foreign=foreign)
 
 
-def _configured(given: Any, cell: Cell, x: Any, copies: Sequence[Any], i: int) -> torch.Tensor:
+def _configured(kernel: Kernel, given: Any, cell: Cell, x: Any, copies: Sequence[Any], i: int) -> torch.Tensor:
     out = torch.empty(cell.m, cell.n, dtype=torch.bfloat16, device=copies[i][0].device)
-    ROW_STREAM.run(given, (cell.m, cell.n, cell.k), out, *x, *copies[i], False)
+    kernel.run(given, (cell.m, cell.n, cell.k), out, *x, *copies[i], False)
     return out
 
 

@@ -12,7 +12,8 @@ from gpu.test_mxfp8_gemm import BOUND, error
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
-from hipforge.ops.mxfp4_gemm import run_mxfp4_row_stream
+from hipforge.ops.mxfp4_gemm import run_mxfp4_code_stream, run_mxfp4_row_stream
+from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, code_stream
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROWS
 
 pytestmark = pytest.mark.skipif(
@@ -23,6 +24,11 @@ STREAMS = [
     {"rows": rows, "tiles": tiles, "sharers": sharers}
     for rows, tiles, sharers in itertools.product(ROWS, TILES, SHARERS)
     if sharers <= warps(rows, tiles)
+]
+CODE_STREAMS = [
+    {"rows": rows, "tiles": tiles, "sharers": sharers, "splits": splits}
+    for rows, tiles, sharers, splits in itertools.product(ROWS, code_stream.TILES, SHARERS, code_stream.SPLITS)
+    if rows == 8 or splits < 8 or sharers == 2  # as many as are needed to see each value with others
 ]
 # (M, N, K): one of everything; odd sizes; K of no whole line, shorter and longer than one; several passes and rounds.
 SHAPES = [
@@ -68,6 +74,11 @@ def runs(parts: list[torch.Tensor]):
         if given["tiles"] == 3 and 2 * parts[2].shape[1] % 128:
             continue
         yield given, run_mxfp4_row_stream(*parts, **given, blocks=min(len(parts[2]), 132))
+    n, k = len(parts[2]), 2 * parts[2].shape[1]
+    for given in CODE_STREAMS:
+        whole = {**given, "blocks": code_stream.blocks_for(n, given["splits"], 132)}
+        if CODE_STREAM.refusal(whole, (len(parts[0]), n, k), "sm_90") is None:
+            yield given, run_mxfp4_code_stream(*parts, **whole)
 
 
 @of_both
@@ -218,3 +229,46 @@ def test_what_the_kernel_does_not_take_is_refused_before_a_launch() -> None:
         run_mxfp4_row_stream(*operands(4, 1, 4096, 4096), blocks=1)
     with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):
         run_mxfp4_row_stream(*parts, tiles=4, sharers=16, blocks=64)
+
+
+def test_what_the_kernel_that_makes_x_f16_does_not_take_is_refused_before_a_launch() -> None:
+    parts = operands(16, 1, 64, 2880)
+    with pytest.raises(GuardError, match="splits must be 1, 2, 4 or 8, at most one for each 128 k; got 4 with K = 256"):
+        run_mxfp4_code_stream(*operands(16, 1, 64, 256), splits=4, blocks=16)
+    with pytest.raises(GuardError, match="tiles must be 2, 3 or 4; got 1"):
+        run_mxfp4_code_stream(*parts, tiles=1, blocks=64)
+    with pytest.raises(GuardError, match="give more blocks, more splits or fewer rows of X"):
+        run_mxfp4_code_stream(*operands(16, 1, 4096, 4096), blocks=1)
+
+
+def test_rows_of_x_far_from_their_first_values_are_right_and_leave_their_neighbours_alone() -> None:
+    parts = operands(16, 16, 96, 2048)
+    streams = [given for given in CODE_STREAMS if given["tiles"] == 2]
+    run = lambda given: run_mxfp4_code_stream(*parts, **given, blocks=code_stream.blocks_for(96, given["splits"], 132))
+    before = [run(given) for given in streams]
+    x = parts[0]
+    x[3, 700], x[5, :64], x[7, 1999], x[9, 5], x[10, 77], x[11] = 3e5, 0, 1e30, float("inf"), float("nan"), 0
+    x[6] *= 2.0**-100
+    want = exact(parts)
+    for given, former in zip(streams, before, strict=True):
+        got = run(given)
+        for row in (3, 5, 6, 7):
+            assert error(got[row], want[row]) < 2 * BOUND, (
+                given,
+                row,
+            )  # one row alone: its rounding errors average less
+        assert not got[11].any(), given
+        assert torch.equal(got[9].isnan(), want[9].isnan()) and bool((got[9].isinf() | got[9].isnan()).all()), given
+        assert bool(got[10].isnan().all()), given
+        others = [row for row in range(16) if row not in (3, 5, 6, 7, 9, 10, 11)]
+        assert torch.equal(got[others], former[others]), given
+
+
+@of_both
+def test_eight_and_sixteen_rows_at_once_have_the_same_bits(bits) -> None:
+    parts = operands(bits, 16, 300, 2080)
+    for given in CODE_STREAMS:
+        if given["rows"] == 16:
+            blocks = code_stream.blocks_for(300, given["splits"], 132)
+            whole, halves = (run_mxfp4_code_stream(*parts, **{**given, "rows": rows}, blocks=blocks) for rows in ROWS)
+            assert torch.equal(whole, halves), given

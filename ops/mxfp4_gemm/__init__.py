@@ -12,8 +12,9 @@ that of :func:`hipforge.ops.reference.shuffle_scale` (activations stay plain); t
 gfx950 has two kernels. ``mxfp4_gemm`` splits K over the waves of a work-group, for few rows and columns;
 ``mxfp4_gemm_tiles`` multiplies tiles that pass through LDS, for any M and for tensors of any size. The tuned row of a
 shape names one of them; without a row a rough model of both times decides. A third, ``mxfp4_made``, quantises its X in
-the launch, for :func:`hipforge.ops.fused_linear.quantize_mxfp4_linear`. On sm_90 ``mxfp4_row_stream`` reads plain
-weights once for each 16 rows of X, which is meant for few rows.
+the launch, for :func:`hipforge.ops.fused_linear.quantize_mxfp4_linear`. On sm_90 two kernels
+read plain weights once for each 16 rows of X, which is meant for few rows: ``mxfp4_code_stream`` makes both operands
+float16, and ``mxfp4_row_stream``, in bfloat16, is faster where X is bfloat16 and a multiprocessor has few rows of W.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp4_gemm import reference
 from hipforge.ops.mxfp4_gemm.family import FAMILY
 from hipforge.ops.mxfp4_gemm.kernels import BY_NAME
+from hipforge.ops.mxfp4_gemm.kernels.code_stream import mxfp4_code_stream_out, run_mxfp4_code_stream
 from hipforge.ops.mxfp4_gemm.kernels.made import mxfp4_made_out, run_mxfp4_made
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import mxfp4_row_stream_out, run_mxfp4_row_stream
 from hipforge.ops.mxfp4_gemm.kernels.tiles import mxfp4_gemm_tiles_out, run_mxfp4_tiles
@@ -40,6 +42,7 @@ PUBLIC = ("mxfp4_gemm", "mxfp4_linear")
 __all__ = [
     "FAMILY",
     "SUB_TILES",
+    "mxfp4_code_stream_out",
     "mxfp4_gemm",
     "mxfp4_gemm_out",
     "mxfp4_gemm_tiles_out",
@@ -47,6 +50,7 @@ __all__ = [
     "mxfp4_made_out",
     "mxfp4_row_stream_out",
     "run_mxfp4",
+    "run_mxfp4_code_stream",
     "run_mxfp4_made",
     "run_mxfp4_row_stream",
     "run_mxfp4_tiles",

@@ -13,7 +13,7 @@ from hipforge.ops.core.family import Family
 from hipforge.ops.core.kernel import best, kernel_table, spelled
 from hipforge.ops.core.tiles import MAX_K
 from hipforge.ops.core.tuned import DEVICE, EVIDENCE, GEMM_SHAPE, USE_HIP, Column, Former, Value
-from hipforge.ops.mxfp4_gemm.kernels import KERNELS, ROW_STREAM, TILES, WAVES
+from hipforge.ops.mxfp4_gemm.kernels import KERNELS, ROW_STREAM, TILES, WAVES, code_stream
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import invariant
 from hipforge.ops.mxfp4_gemm.raw import Problem
 
@@ -79,7 +79,8 @@ def _demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] 
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice | None:
     """Return the parts of K that few rows have: that number alone decides the order of sums."""
     if arch == HOPPER:
-        return ROW_STREAM.choice(invariant(problem, cu_count))
+        made = code_stream.invariant(problem, cu_count)
+        return ROW_STREAM.choice(invariant(problem, cu_count)) if made is None else code_stream.CODE_STREAM.choice(made)
     few = best((WAVES,), replace(problem, m=invariance.ROWS), arch, cu_count).configuration
     return None if _needs_tiles(problem) else WAVES.choice(few)
 
