@@ -114,8 +114,12 @@ def test_the_peers_of_the_grouped_gemm_on_an_nvidia_gpu_compute_the_same(cell: M
     ours, *others = errors
     assert ours.startswith("hipforge mxfp8_grouped") and {"programmatic", "torch grouped_mm bf16"} < {*others}
     assert ("gate up" in others) == (not cell.has_weight)
+    bf16, fp8 = ([name for name in others if name.startswith(f"triton {each}")] for each in ("bf16", "fp8"))
+    assert len(bf16) == len(fp8) > 1
+    # Half a step of e4m3 is 2^-4 of a value at most, 3^-0.5 of it in the mean, and both operands are rounded once more.
+    bounds = {"gate up": 0.05, "triton fp8": 0.051, ours: 3e-3, "programmatic": 3e-3}
     for name, error in errors.items():
-        assert error < (0.05 if "gate up" in name else 3e-3 if name in (ours, "programmatic") else 0.02), name
+        assert error < next((bound for start, bound in bounds.items() if name.startswith(start)), 0.02), name
 
 
 @pytest.mark.parametrize("page_size", [0, 64])

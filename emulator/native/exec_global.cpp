@@ -252,6 +252,8 @@ namespace {
 template <u32 bytes>
 void copy_lanes(uint8_t* lds, const u32* to, const LaneAddresses& from, u64 exec, u64 valid) {
   if (valid == kAllLanes) {
+    // Lanes read a few bytes of many rows, and the copies below are too many for the processor to see past a miss.
+    for (int l = 0; l < kLanes; ++l) __builtin_prefetch(reinterpret_cast<const void*>(from.at[l]));
     for (int l = 0; l < kLanes; ++l) std::memcpy(lds + to[l], reinterpret_cast<const void*>(from.at[l]), bytes);
     return;
   }

@@ -50,16 +50,27 @@ constexpr int result_at(int i) {
   return (i / (4 * rows) * 4 + i % 4) * kMatrixLanes + i / 4 % rows * N;
 }
 
+// Exponents of one operand's e8m0 scales, [depth / 32][edge], of the rows that have an element other than 0: the scales of
+// the others change no sum (and where one is NaN, 0 times it is NaN here too). Without such a row least is above most.
+struct ScaleRange {
+  int least = 0, most = 0;
+  int spread = 0;  // the most that two blocks of one row differ
+};
+
 struct IntegerTile {
   struct Small {  // an element with bits below the unit: its significand, times `units` of them
     uint8_t i, k;
     int16_t significand;
     double units;
   };
-  static constexpr int kMostSmall = 32;
+  static constexpr int kMostSmall = 32, kNoScale = -1, kUnknownScale = -2;
   alignas(64) uint32_t pairs[kMaxEdgeDepth / 2];  // [k / 2][edge]: 16 bits each of k and k + 1
   int unit, lowest, highest;  // exponents: of the unit; of the lowest bit of any element; above every element
   uint32_t rows;              // bit i: row i (a column of B) has an element that is not 0
+  int scale_byte;             // of the scales that it had last; kNoScale, kUnknownScale
+  Row scale;
+  ScaleRange range;
+  alignas(64) double factors[kMatrixLanes];  // of the integers, [k / 32][edge]: the unit's times the scales
   int small_count;
   Small small[kMostSmall];
 };

@@ -383,10 +383,11 @@ TileCache& tile_cache() {
 
 // Null: the elements do not suit.
 template <int kEdge, int kItems>
-const IntegerTile* integers_of(const Row* regs, Element element, bool fnuz, const IntegerTile* other) {
+IntegerTile* integers_of(const Row* regs, Element element, bool fnuz, const IntegerTile* other) {
   const IntegerFormat* format = integer_format(element, fnuz);
   if (format == nullptr && element != Element::fp4) return nullptr;
-  const uint32_t layout = static_cast<uint32_t>(element) | static_cast<uint32_t>(fnuz) << 8 | kEdge << 16 | kItems << 24;
+  const uint32_t layout = static_cast<uint32_t>(element) | static_cast<uint32_t>(fnuz) << 8 |
+                          static_cast<uint32_t>(other != nullptr) << 9 | kEdge << 16 | kItems << 24;
   return tile_cache().find(regs, registers_per_lane(element, kItems), layout, other, [&](IntegerTile& tile) {
     return format == nullptr ? load_integer_nibbles<kEdge, kItems>(regs, tile)
                              : load_integer_bytes<kEdge, kItems>(regs, *format, tile);
@@ -397,23 +398,17 @@ const IntegerTile* integers_of(const Row* regs, Element element, bool fnuz, cons
 template <const Shape& S>
 bool multiply_integers(const MatrixArgs& args, Element element_a, Element element_b) {
   if (args.saturate && S.a != Element::f8f6f4) return false;
-  constexpr int factors = (S.k + kScaleBlock - 1) / kScaleBlock;
-  const IntegerTile* of_a = integers_of<S.m, S.k / S.groups(S.m)>(args.a, element_a, args.fnuz, nullptr);
-  const IntegerTile* of_b = of_a ? integers_of<S.n, S.k / S.groups(S.n)>(args.b, element_b, args.fnuz, of_a) : nullptr;
-  if (of_b == nullptr) return false;
-  const IntegerTile &a = *of_a, &b = *of_b;
-  ScaleRange range_a, range_b;
-  if (args.scale_a != nullptr) {
-    range_a = scale_range(*args.scale_a, args.scale_sel_a, S.m, a.rows);
-    range_b = scale_range(*args.scale_b, args.scale_sel_b, S.n, b.rows);
-  }
-  alignas(64) double factor_a[kMatrixLanes], factor_b[kMatrixLanes], acc[S.m * S.n];
-  ExactRange range_c;
-  if (!exact_range(a, b, range_a, range_b, S.k, range_c) || !load_results(args.c, S.result_items(), range_c, acc)) return false;
-  load_factors(args.scale_a, args.scale_sel_a, a.unit, factors * S.m, factor_a);
-  load_factors(args.scale_b, args.scale_sel_b, b.unit, factors * S.n, factor_b);
-  if (a.small_count + b.small_count) add_small_products<S.m, S.n>(a, b, factor_a, factor_b, acc);
-  multiply_tiles<S.m, S.n, S.k>(a, b, factor_a, factor_b, acc, *args.d);
+  constexpr int blocks = (S.k + kScaleBlock - 1) / kScaleBlock;
+  IntegerTile* a = integers_of<S.m, S.k / S.groups(S.m)>(args.a, element_a, args.fnuz, nullptr);
+  IntegerTile* b = a ? integers_of<S.n, S.k / S.groups(S.n)>(args.b, element_b, args.fnuz, a) : nullptr;
+  if (b == nullptr) return false;
+  set_scale<S.m, blocks * S.m>(*a, args.scale_a, args.scale_sel_a);
+  set_scale<S.n, blocks * S.n>(*b, args.scale_b, args.scale_sel_b);
+  ExactRange range;
+  alignas(64) double acc[S.m * S.n];
+  if (!exact_range(*a, *b, S.k, range) || !load_results(args.c, S.result_items(), range, acc)) return false;
+  if (a->small_count + b->small_count) add_small_products<S.m, S.n>(*a, *b, acc);
+  multiply_tiles<S.m, S.n, S.k>(*a, *b, acc, *args.d);
   return true;
 }
 #else

@@ -22,6 +22,15 @@
 
 namespace hfemu {
 
+inline bool same(const Row* a, const Row* b, int count) {
+  for (int reg = 0; reg < count; ++reg) {
+    uint32_t different = 0;
+    for (int lane = 0; lane < kMatrixLanes; ++lane) different |= a[reg][lane] ^ b[reg][lane];
+    if (different) return false;
+  }
+  return true;
+}
+
 // The operands that a thread has decoded of late, found by their bits: one register is used by several instructions, and the
 // waves of a work-group multiply the same tiles.
 class TileCache {
@@ -29,12 +38,12 @@ class TileCache {
   // The tile of `count` registers; null: the elements do not suit. `load` fills a tile and says whether they do. `layout`
   // stands for all else that a tile depends on; `other` stays valid.
   template <class Load>
-  const IntegerTile* find(const Row* regs, int count, uint32_t layout, const IntegerTile* other, Load load) {
+  IntegerTile* find(const Row* regs, int count, uint32_t layout, const IntegerTile* other, Load load) {
     uint32_t key = layout, found = 0;
     for (uint32_t lane = 0; lane < kMatrixLanes; ++lane) key += regs[0][lane] * ((2 * lane + 1) * 0x9E3779B1u);
     for (uint32_t slot = 0; slot < kSlots; ++slot) found |= static_cast<uint32_t>(keys_[slot] == key) << slot;
     for (; found; found &= found - 1) {
-      const Slot& slot = slots_[std::countr_zero(found)];
+      Slot& slot = slots_[std::countr_zero(found)];
       if (slot.layout == layout && same(regs, slot.bits, count)) return slot.suits ? &slot.tile : nullptr;
     }
     if (&slots_[next_].tile == other) next_ = (next_ + 1) % kSlots;
@@ -44,6 +53,7 @@ class TileCache {
     slot.layout = layout;
     std::memcpy(slot.bits, regs, sizeof(Row) * static_cast<size_t>(count));
     slot.suits = load(slot.tile);
+    slot.tile.scale_byte = IntegerTile::kUnknownScale;
     return slot.suits ? &slot.tile : nullptr;
   }
 
@@ -55,24 +65,10 @@ class TileCache {
     uint32_t layout;
     bool suits;
   };
-  static bool same(const Row* a, const Row* b, int count) {
-    for (int reg = 0; reg < count; ++reg) {
-      uint32_t different = 0;
-      for (int lane = 0; lane < kMatrixLanes; ++lane) different |= a[reg][lane] ^ b[reg][lane];
-      if (different) return false;
-    }
-    return true;
-  }
   uint32_t keys_[kSlots] = {}, next_ = 0;
   Slot slots_[kSlots] = {};
 };
 
-// Exponents of one operand's e8m0 scales, [depth / 32][edge], of the rows that have an element other than 0: the scales of
-// the others change no sum (and where one is NaN, 0 times it is NaN here too). Without such a row least is above most.
-struct ScaleRange {
-  int least = 0, most = 0;
-  int spread = 0;  // the most that two blocks of one row differ
-};
 inline ScaleRange scale_range(const Row& scale, int byte, int edge, uint32_t rows) {
   uint8_t e[kMatrixLanes];
   for (int lane = 0; lane < kMatrixLanes; ++lane) e[lane] = static_cast<uint8_t>(scale[lane] >> (8 * byte));
@@ -100,9 +96,9 @@ struct ExactRange {
   uint32_t least = 1, count = 0;
 };
 // False: there are none.
-inline bool exact_range(const IntegerTile& a, const IntegerTile& b, const ScaleRange& sa, const ScaleRange& sb, int depth,
-                        ExactRange& range) {
+inline bool exact_range(const IntegerTile& a, const IntegerTile& b, int depth, ExactRange& range) {
   constexpr int digits = 53, bias = 127, c_digits = 24;
+  const ScaleRange &sa = a.range, &sb = b.range;
   if (sa.most == 128 || sb.most == 128) return false;  // NaN
   const int high = a.highest + b.highest + std::bit_width(static_cast<unsigned>(depth)), low = a.lowest + b.lowest;
   if (high - low + sa.spread + sb.spread >= digits) return false;
@@ -131,36 +127,46 @@ inline bool load_results(const Row* c, int registers, const ExactRange& range, d
   return most == 0 || (least + 1 >= range.least && most < range.least + range.count);
 }
 
-// The factors of an operand's integers, [k / 32][edge]: the unit's, times the e8m0 scale where there are scales.
-inline void load_factors(const Row* scale, int byte, int unit, int count, double* __restrict factors) {
-  if (scale == nullptr) return void(std::fill_n(factors, count, power_of_two(unit)));
+// Gives a tile the factors and the range of scales, or of none, unless it has them: an operand's scales rarely change.
+template <int kEdge, int kFactors>
+void set_scale(IntegerTile& tile, const Row* scale, int byte) {
+  if (scale == nullptr) {
+    if (tile.scale_byte == IntegerTile::kNoScale) return;
+    tile.scale_byte = IntegerTile::kNoScale;
+    tile.range = {};
+    return void(std::fill_n(tile.factors, kFactors, power_of_two(tile.unit)));
+  }
+  if (tile.scale_byte == byte && same(scale, &tile.scale, 1)) return;
+  tile.scale_byte = byte;
+  std::memcpy(tile.scale, *scale, sizeof(Row));
+  tile.range = scale_range(*scale, byte, kEdge, tile.rows);
   const uint32_t* from = *scale;
   const int shift = 8 * byte;
   for (int lane = 0; lane < kMatrixLanes; ++lane) {
     const uint32_t e = from[lane] >> shift & 255;
-    const uint32_t high = e == 255 ? 0x7FF80000 : (e + static_cast<uint32_t>(896 + unit)) << 20;
-    factors[lane] = bits_to_double(uint64_t{high} << 32);
+    const uint32_t high = e == 255 ? 0x7FF80000 : (e + static_cast<uint32_t>(896 + tile.unit)) << 20;
+    tile.factors[lane] = bits_to_double(uint64_t{high} << 32);
   }
 }
 
-// The products of elements with bits below their operand's unit; factors as above.
+// The products of elements with bits below their operand's unit.
 template <int M, int N>
-void add_small_products(const IntegerTile& a, const IntegerTile& b, const double* factor_a, const double* factor_b, double* acc) {
+void add_small_products(const IntegerTile& a, const IntegerTile& b, double* acc) {
   alignas(64) double row[32];
   for (int s = 0; s < a.small_count; ++s) {
     const auto& x = a.small[s];
-    const double factor = x.units * factor_a[x.k / kScaleBlock * M + x.i];
-    small_products<N>(x, b, factor_b, row);
+    const double factor = x.units * a.factors[x.k / kScaleBlock * M + x.i];
+    small_products<N>(x, b, row);
     double* to = acc + result_at<N>(x.i);
     for (int j = 0; j < N; ++j) to[j] += factor * row[j];
   }
   for (int s = 0; s < b.small_count; ++s) {
     const auto& y = b.small[s];
-    const double factor = y.units * factor_b[y.k / kScaleBlock * N + y.i];
-    small_products<M>(y, a, factor_a, row);
+    const double factor = y.units * b.factors[y.k / kScaleBlock * N + y.i];
+    small_products<M>(y, a, row);
     for (int t = 0; t < a.small_count; ++t)
       if (const auto& x = a.small[t]; x.k == y.k)
-        row[x.i] = x.significand * y.significand * x.units * factor_a[x.k / kScaleBlock * M + x.i];
+        row[x.i] = x.significand * y.significand * x.units * a.factors[x.k / kScaleBlock * M + x.i];
     double* to = acc + y.i;
     for (int i = 0; i < M; ++i) to[result_at<N>(i)] += factor * row[i];
   }

@@ -154,12 +154,12 @@ bool load_integer_nibbles(const Row* regs, IntegerTile& tile) {
   return true;
 }
 
-// A small element's products with the integers of the other operand's row `k`, times that operand's factors.
+// A small element's products with the integers of the other operand's row `k`, times its factors.
 template <int kEdge>
-void small_products(const IntegerTile::Small& x, const IntegerTile& other, const double* factors, double* row) {
+void small_products(const IntegerTile::Small& x, const IntegerTile& other, double* row) {
   const uint32_t* pairs = other.pairs + x.k / 2 * kEdge;
   const __m256i by = _mm256_set1_epi32(static_cast<int>(uint32_t{static_cast<uint16_t>(x.significand)} << x.k % 2 * 16));
-  factors += x.k / kScaleBlock * kEdge;
+  const double* factors = other.factors + x.k / kScaleBlock * kEdge;
   for (int i = 0; i < kEdge; i += 8) {
     const __m256i products = exchanged(_mm256_madd_epi16(load_256(pairs + i), by));
     const __m256d low = _mm256_cvtepi32_pd(_mm256_castsi256_si128(products));
@@ -230,16 +230,16 @@ __attribute__((noinline)) void multiply_rows(const uint32_t* left, const uint32_
   }
 }
 
-// D = A B + acc, of factors [k / 32][edge] times integers; acc in the order of D's registers.
+// D = A B + acc; acc in the order of D's registers.
 template <int M, int N, int K>
-void multiply_tiles(const IntegerTile& a, const IntegerTile& b, const double* factor_a, const double* factor_b, double* acc,
-                    uint32_t* d) {
+void multiply_tiles(const IntegerTile& a, const IntegerTile& b, double* acc, uint32_t* d) {
   alignas(64) double bias_b[kMatrixLanes];
-  for (int i = 0; i < (K + kScaleBlock - 1) / kScaleBlock * N; ++i) bias_b[i] = -(0x1p52 + 0x1p31) * factor_b[i];
+  for (int i = 0; i < (K + kScaleBlock - 1) / kScaleBlock * N; ++i) bias_b[i] = -(0x1p52 + 0x1p31) * b.factors[i];
   for (int i = 0; i < M; i += 4)
     for (int j = 0; j < N; j += 16) {
       const int at = result_at<N>(i) + j;
-      multiply_rows<M, N, K>(a.pairs + i / 8 * 8 + i % 8 / 2, b.pairs + j, factor_a + i, factor_b + j, bias_b + j, acc + at, d + at);
+      multiply_rows<M, N, K>(a.pairs + i / 8 * 8 + i % 8 / 2, b.pairs + j, a.factors + i, b.factors + j, bias_b + j, acc + at,
+                            d + at);
     }
 }
 

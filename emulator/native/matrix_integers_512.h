@@ -97,13 +97,12 @@ bool load_integer_nibbles(const Row* regs, IntegerTile& tile) {
   return true;
 }
 
-// A small element's products with the integers of the other operand's row `k`, times that operand's factors.
+// A small element's products with the integers of the other operand's row `k`, times its factors.
 template <int kEdge>
-inline void small_products(const IntegerTile::Small& x, const IntegerTile& other, const double* __restrict factors,
-                           double* __restrict row) {
+inline void small_products(const IntegerTile::Small& x, const IntegerTile& other, double* __restrict row) {
   const uint32_t* pairs = other.pairs + x.k / 2 * kEdge;
   const int up = x.k % 2 ? 0 : 16;
-  factors += x.k / kScaleBlock * kEdge;
+  const double* factors = other.factors + x.k / kScaleBlock * kEdge;
   for (int i = 0; i < kEdge; ++i) row[i] = (static_cast<int32_t>(pairs[i] << up) >> 16) * int32_t{x.significand} * factors[i];
 }
 
@@ -136,16 +135,15 @@ __attribute__((noinline)) void add_integer_block(const uint32_t* left, const uin
   }
 }
 
-// D = A B + acc, of factors [k / 32][edge] times integers; acc in the order of D's registers.
+// D = A B + acc; acc in the order of D's registers.
 template <int M, int N, int K>
-void multiply_tiles(const IntegerTile& a, const IntegerTile& b, const double* factor_a, const double* factor_b, double* acc,
-                    uint32_t* d) {
+void multiply_tiles(const IntegerTile& a, const IntegerTile& b, double* acc, uint32_t* d) {
   constexpr int block = std::min(K, kScaleBlock);
   for (int k = 0; k < K; k += kScaleBlock)
     for (int i = 0; i < M; i += 16)
       for (int j = 0; j < N; j += 16)
-        add_integer_block<M, N>(a.pairs + k / 2 * M + i, b.pairs + k / 2 * N + j, block / 2, factor_a + k / kScaleBlock * M + i,
-                                factor_b + k / kScaleBlock * N + j, acc + result_at<N>(i) + j);
+        add_integer_block<M, N>(a.pairs + k / 2 * M + i, b.pairs + k / 2 * N + j, block / 2, a.factors + k / kScaleBlock * M + i,
+                                b.factors + k / kScaleBlock * N + j, acc + result_at<N>(i) + j);
   for (int at = 0; at < M * N; ++at) d[at] = float_to_bits(static_cast<float>(acc[at]));
 }
 

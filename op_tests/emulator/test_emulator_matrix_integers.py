@@ -166,16 +166,22 @@ def test_operands_of_matrix_multiplications_are_multiplied_as_integers(lib, doub
 
 
 def test_one_bit_of_an_operand_that_was_multiplied_before_counts(lib, doubles):
-    """Operands are decoded once for several instructions: not where a bit, the format or the shape is another one."""
+    """Operands and scales are decoded once for several instructions: not where a bit, format or shape differs."""
     rng = np.random.default_rng(9)
     a, b = (operand_bytes(rng, "narrow", "fp8", False) for _ in range(2))
+    scales = [rng.integers(125, 129, (64, 4), dtype=np.uint8).view(np.uint32)[..., 0] for _ in range(2)]
+    names = ["v_mfma_f32_32x32x64_f8f6f4", "v_mfma_scale_f32_16x16x128_f8f6f4", "v_mfma_f32_16x16x32_fp8_bf8"]
     c = np.zeros((16, 64), np.uint32)
-    for change in range(100):
-        name = rng.choice(["v_mfma_f32_32x32x64_f8f6f4", "v_mfma_f32_16x16x128_f8f6f4", "v_mfma_f32_16x16x32_fp8_bf8"])
-        formats = (0, 0) if "bf8" in name else tuple(rng.choice([0, 1, 4], 2))
+    for change in range(200):
+        name = rng.choice([names[1], *names])
+        formats = (0, 0) if "bf8" in name else tuple(rng.choice([0, 0, 1, 4], 2))
         ins = parse(name, *formats)
-        options = {"cbsz": formats[0], "blgp": formats[1], "fnuz": bool(rng.integers(2))}
-        operands = a, b, c[: ins.m * ins.n // 64].copy()
+        options = {"cbsz": formats[0], "blgp": formats[1], "fnuz": rng.integers(2), "sel": rng.integers(2, size=2)}
+        options |= {"scale_a": scales[0], "scale_b": scales[1]} if "scale" in name and rng.integers(4) else {}
+        operands = a, rng.choice([a, b]), c[: ins.m * ins.n // 64].copy()
         got, expected = (registers(which, ins, *operands, **options) for which in (lib, doubles))
         assert np.array_equal(got, expected), (change, name, options)
-        (a, b)[change % 2][rng.integers(8), rng.integers(64)] ^= np.uint32(1 << rng.integers(0, 30))
+        if change % 4 == 0:
+            (a, b)[change // 4 % 2][rng.integers(8), rng.integers(64)] ^= np.uint32(1 << rng.integers(0, 30))
+        elif change % 4 == 2:
+            scales[change // 4 % 2][rng.integers(64)] ^= np.uint32(1)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 import hipforge
+from helpers import bench
 
 SLOTS = (16, 64)  # of a tile: few for few tokens
 SHAPES = ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 8, 3))  # its columns and k, warps and stages
@@ -55,6 +56,8 @@ def calls(
         a_div: slots of a row of ``a``.
     """
     experts, n, k = w.shape
+    binder = bench.triton_binder()
+    launched = binder(tile_product, arch="gfx950") if binder else tile_product
     align = hipforge.moe_align_block_size
     routed = {each: [align(parts.topk_ids, each, experts) for parts in copies] for each in SLOTS}
     fp8 = torch.finfo(torch.float8_e4m3fn).max
@@ -73,7 +76,7 @@ def calls(
                 scaled = parts.weights is not None
                 end = *index, parts.weights if scaled else parts.out, by, slots, n, k
                 grid = triton.cdiv(n, how["BLOCK_N"]), index.expert_ids.numel()
-                tile_product[grid](*operands, parts.out, *end, HAS_WEIGHT=scaled, **how)
+                launched[grid](*operands, parts.out, *end, HAS_WEIGHT=scaled, **how)
                 return parts.out
 
             yield f"triton {name} {block_m}x{block_n}x{block_k} warps={num_warps} stages={num_stages}", call

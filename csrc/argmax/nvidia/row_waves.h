@@ -52,10 +52,10 @@ class RowWaves {
     if (threadIdx.x == 0) {
       hf::init_barrier(barrier_, 1);
       hf::barriers_ready();
-      hf::arrive_expecting(barrier_, static_cast<int>(total * sizeof(uint32_t)));
     }
     __cluster_barrier_arrive_relaxed();
     __cluster_barrier_wait();
+    if (threadIdx.x == 0) hf::arrive_expecting(barrier_, static_cast<int>(total * sizeof(uint32_t)));
   }
   /// The waves' keys, each written by its wave, are then in `keys` of every block.
   __device__ void exchange(uint32_t* keys, uint32_t wave, uint32_t key, uint32_t lane) const {
