@@ -68,14 +68,14 @@ def exact(parts: list[torch.Tensor]) -> torch.Tensor:
     return values(*parts[:2]) @ values(*parts[2:]).T
 
 
-def runs(parts: list[torch.Tensor], each: int = 1):
-    """Every configuration of the kernels, with its result; of the one that makes X f16, one of ``each``."""
-    for given in STREAMS:
-        if given["tiles"] == 3 and 2 * parts[2].shape[1] % 128:
-            continue
-        yield given, run_mxfp4_row_stream(*parts, **given, blocks=min(len(parts[2]), 132))
+def runs(parts: list[torch.Tensor], chosen=list):
+    """Every configuration of both kernels, or those of each that ``chosen`` returns, with its result."""
     n, k = len(parts[2]), 2 * parts[2].shape[1]
-    for given in CODE_STREAMS[::each]:
+    for given in chosen(STREAMS):
+        if given["tiles"] == 3 and k % 128:
+            continue
+        yield given, run_mxfp4_row_stream(*parts, **given, blocks=min(n, 132))
+    for given in chosen(CODE_STREAMS):
         whole = {**given, "blocks": code_stream.blocks_for(n, given["splits"], 132)}
         if CODE_STREAM.refusal(whole, (len(parts[0]), n, k), "sm_90") is None:
             yield given, run_mxfp4_code_stream(*parts, **whole)
