@@ -67,7 +67,7 @@ def test_a_decode_step_of_32_heads_over_2048_keys(batch, kv_heads):
 def test_every_configuration_over_ragged_lengths(kind, d):
     parts, seqlens = operands(4, 2, 5, d, 1500, kind, 16), lengths(1500, 1, 0, 777)
     blocks = [{"block_n": block_n} for block_n in BLOCKS_N] if kind == "fp8" else [{}]
-    for block, waves, split_k in itertools.product(blocks, WAVES, (1, 3, 16, 37)):
+    for block, waves, split_k in itertools.product(blocks, WAVES, (1, 3, 16, 37, 64)):
         if d == 256 and kind == "fp8" and waves == 1:
             continue
         check(parts, seqlens, kind, force_kernel_config={**block, "waves": waves, "split_k": split_k})

@@ -17,6 +17,7 @@ from hipforge.errors import GuardError
 from hipforge.integrations import serving
 from hipforge.ops.core import dispatch, family, invariance
 from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.decode_attention import family as decode_attention
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_gemm.family import GEMM
 
@@ -206,6 +207,20 @@ def test_on_hopper_every_batch_takes_one_tile() -> None:
     assert GEMM.invariant is not None
     found = [GEMM.invariant(replace(problem, m=m), "sm_90", 132) for m in (1, 8, 64, 65, 4096)]
     assert set(map(str, found)) == {"mxfp8_ring_tiles(tile=64128, k_splits=2, shared=0)"}
+
+
+@pytest.mark.parametrize(
+    ("of", "arch", "page_size", "chosen"),
+    [
+        (decode_attention.FAMILY, "sm_90", 64, "decode_attention_fp8(block_n=16, waves=4, split_k=16)"),
+        (decode_attention.GATHERED_FAMILY, "gfx950", 1, "decode_attention_gathered(waves=1, split_k=16)"),
+    ],
+)
+def test_every_batch_of_attention_has_the_waves_of_one_sequence(of, arch, page_size, chosen) -> None:
+    given = torch.bfloat16, torch.float8_e4m3fn, torch.device("cpu")
+    problem = decode_attention.Problem(1, 1, 32, 8, 128, 1024, page_size, *given)
+    found = [of.invariant(replace(problem, batch=batch), arch, 132) for batch in (1, 8, 64, 512)]
+    assert set(map(str, found)) == {chosen}
 
 
 def test_explain_and_the_state_of_the_process() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hipforge import emulator
 from hipforge.errors import BuildError, GuardError
 from hipforge.jit import fleet, loader, registry
 from hipforge.ops import decode_attention_fp8 as ops
-from hipforge.ops.decode_attention.kernels import BLOCKS_N, HEAD_DIMS, INPUTS, MAX_SPLITS
+from hipforge.ops.decode_attention.kernels import BLOCKS_N, FP8, HEAD_DIMS, INPUTS, MAX_SPLITS
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, run_decode_attention, split_k_heuristic
 from hipforge.ops.reference.attention import dequantize_kv_fp8
 
@@ -180,6 +181,26 @@ def test_the_heuristic_of_splits():
     for batch in (1, 3, 64, 1000):
         for keys in (0, 1, 63, 64, 1000, 131072):
             assert 1 <= split_k_heuristic(batch, 2, keys) <= 512
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_heads", "rows", "keys", "waves", "split_k"),
+    [
+        (1, 8, 4, 2048, 4, 8),  # 64 keys a warp
+        (8, 8, 4, 2048, 4, 4),
+        (64, 8, 4, 2048, 2, 1),
+        (512, 8, 4, 2048, 1, 1),
+        (64, 8, 32, 2048, 1, 1),  # 32 rows are those of two pairs
+        (16, 8, 8, 8192, 4, 2),
+        (1, 8, 8, 131072, 4, 32),
+        (1, 1, 1, 32, 4, 1),
+        (1, 1, 1, 10**6, 4, 256),
+    ],
+)
+def test_on_hopper_eight_warps_of_a_multiprocessor_share_the_keys(batch, kv_heads, rows, keys, waves, split_k):
+    problem = SimpleNamespace(key=(batch, kv_heads, rows, 128, keys, 64), d=128)
+    ((_, found),) = FP8.default(problem, "sm_90", 132)
+    assert found == settings(16, waves, split_k)
 
 
 def test_the_tuner_refuses_large_tiles_and_many_waves():

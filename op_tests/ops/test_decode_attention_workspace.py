@@ -10,7 +10,7 @@ from helpers.attention_cases import ARCH, case, expanded, lengths, packed_case
 
 from hipforge.errors import GuardError
 from hipforge.ops.decode_attention import attention_workspace_size, decode_attention_fp8, decode_attention_splitk
-from hipforge.ops.decode_attention.kernels import CLUSTER, STREAM_ARCH
+from hipforge.ops.decode_attention.kernels import STREAM_ARCH
 
 pytestmark = pytest.mark.usefixtures("every_checker")
 
@@ -20,7 +20,7 @@ def nans(count):
     return torch.full((count,), 255, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("split_k", [1, 3, 20])
+@pytest.mark.parametrize("split_k", [1, 3, 21])
 @pytest.mark.parametrize("half", [False, True], ids=["fp8", "half"])
 def test_a_workspace_of_exactly_the_size_gives_the_same_bits(split_k, half):
     q, k, v = case(2, 3, 1, 2, 64, 150)
@@ -34,7 +34,7 @@ def test_a_workspace_of_exactly_the_size_gives_the_same_bits(split_k, half):
     got = decode_attention_fp8(q, k, v, None, lengths(150, 20), workspace=workspace[:size], **given)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert torch.equal(workspace[size:], nans(64))
-    in_one_launch = CLUSTER if ARCH == STREAM_ARCH else 1  # splits that need no memory in between
+    in_one_launch = 16 if ARCH == STREAM_ARCH else 1  # splits that need no memory in between; of even numbers more
     assert split_k <= in_one_launch or workspace[:size].view(torch.float32).isfinite().any()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -153,7 +153,8 @@ def _family(kernel: Kernel) -> Family[Problem]:
         if problem.forced is not None:
             return None
         splits = max(1, INVARIANT_WORKGROUPS // problem.kv_heads)
-        return with_given(best((kernel,), problem, arch, cu_count), problem, {"split_k": splits})
+        alone = best((kernel,), replace(problem, batch=1), arch, cu_count)
+        return with_given(alone, problem, {"split_k": splits})
 
     def demanded(problem: Problem, arch: str, cu_count: int) -> tuple[Choice, str] | None:
         if problem.forced is None:

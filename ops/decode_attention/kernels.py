@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -231,26 +230,21 @@ def _default(problem: Any, **tile: int) -> Iterator[Timed]:
     yield 0.0, {**tile, "split_k": split_k_heuristic(problem.batch, problem.kv_heads, problem.max_keys)}
 
 
-STREAM_BLOCK_KEYS = 64  # of the four warps of a block
-STREAM_BLOCKS = 4  # that a multiprocessor has at once
-CLUSTER = 16  # blocks whose parts are added up in the same launch
-# Rough microseconds and bytes a microsecond on an H100: of the whole GPU, of a multiprocessor, of a block alone on one.
-GPU_RATE, SHARED_RATE, OWN_RATE = 3.2e6, 25e3, 20e3
-CLUSTER_US, MERGE_US, BLOCK_US = 1.0, 2.5, 0.5
+# Of a multiprocessor: so many warps have enough bytes under way for an H100, and twice as many read more slowly.
+STREAM_WARPS = 8
+STREAM_KEYS = 64  # that a warp has at least, in four steps: with fewer, adding up its sums takes longer than its keys
 
 
-def _stream_default(problem: Any, cu_count: int, element_bytes: float, **tile: int) -> Iterator[Timed]:
-    """Yield a configuration for each number of splits, with what its busiest multiprocessor reads and its merge."""
+def _stream_default(problem: Any, cu_count: int, **tile: int) -> Iterator[Timed]:
+    """Yield the configuration whose warps are nearest to STREAM_WARPS of each multiprocessor.
+
+    Only the number of sequences, heads and tokens decides on ``waves``, so that a sequence of its own has four.
+    """
     batch, kv_heads, group, d, keys, _ = problem.key
-    pairs, key_bytes = batch * kv_heads * math.ceil(group / BLOCK_M), 2 * d * element_bytes
-    for split_k in (s for s in SPLITS if s == 1 or STREAM_BLOCK_KEYS * (s - 1) < keys):
-        blocks = pairs * split_k
-        block_bytes = math.ceil(keys / split_k / STREAM_BLOCK_KEYS) * STREAM_BLOCK_KEYS * key_bytes
-        rounds = math.ceil(blocks / cu_count)
-        rate = min(SHARED_RATE, rounds * OWN_RATE)
-        us = max(pairs * keys * key_bytes / GPU_RATE, rounds * block_bytes / rate)
-        us += BLOCK_US * math.ceil(rounds / STREAM_BLOCKS) + CLUSTER_US * (split_k > 1) + MERGE_US * (split_k > CLUSTER)
-        yield us, {**tile, "waves": 4, "split_k": split_k}
+    wanted = STREAM_WARPS * cu_count / max(batch * kv_heads * math.ceil(group / BLOCK_M), 1)  # of a KV head's rows
+    waves = next((each for each in (4, 2) if wanted >= each / math.sqrt(2)), waves_per_range(d))
+    most = max(min(keys // (STREAM_KEYS * waves), MAX_SPLITS), 1).bit_length() - 1
+    yield 0.0, {**tile, "waves": waves, "split_k": 1 << max(min(round(math.log2(wanted / waves)), most), 0)}
 
 
 _ROW_PARAMETERS = MappingProxyType({"waves": WAVES, "split_k": range(1, MAX_SPLITS + 1)})
@@ -262,15 +256,15 @@ FP8 = Kernel(
     candidates=lambda cell, arch: _candidates(cell, arch, BLOCKS_N[::-1]),
     refusal=refusal,
     default=lambda problem, arch, cu_count: (
-        _stream_default(problem, cu_count, 1.0, block_n=32 if problem.d == 64 else 16)
+        _stream_default(problem, cu_count, block_n=32 if problem.d == 64 else 16)
         if arch == STREAM_ARCH
         else _default(problem, block_n=BLOCK_N, waves=waves_per_range(problem.d))
     ),
 )
 
 
-def _row_default(element_bytes: float, problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
-    return _stream_default(problem, cu_count, element_bytes) if arch == STREAM_ARCH else _default(problem, waves=1)
+def _row_default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    return _stream_default(problem, cu_count) if arch == STREAM_ARCH else _default(problem, waves=1)
 
 
 # A wave of these owns all columns of its keys, in blocks of one size.
@@ -282,18 +276,16 @@ INT4, HALF = (
         launch=launch,
         candidates=candidates,
         refusal=refusal,
-        default=partial(_row_default, element_bytes),
+        default=_row_default,
     )
-    for cache, element_bytes, launch, candidates in (
+    for cache, launch, candidates in (
         (
             "int4",
-            0.5,
             lambda *given: decode_attention_int4_out(*given[:-2], 0, *given[-2:]),
             lambda cell, arch: _candidates(cell, arch, (None,)),
         ),
         (
             "half",
-            2.0,
             lambda *given: decode_attention_half_out(*given[:-2], 0, *given[-2:]),
             lambda cell, arch: (),
         ),

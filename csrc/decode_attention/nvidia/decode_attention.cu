@@ -30,13 +30,18 @@ template <Format kCache, int kEights>
 void launch_stream(const Problem& p, int64_t batch, int64_t waves, int64_t groups, bool programmatic,
                    hipStream_t stream) {
   using L = Layout<Half, kD, kCache, HF_BLOCK_N, kEights>;
-  const Split split(p.splits);
   const uint32_t row_tiles = (p.group * p.mq + L::kRows - 1) / L::kRows;
-  hf::Launch at{dim3(split.parts(), row_tiles, static_cast<uint32_t>(batch) * p.kv_heads.value),
-                static_cast<uint32_t>(waves * hf::dev::kWaveSize), L::shared_bytes(static_cast<int>(waves), split.cluster > 1), stream};
-  at.cluster = split.cluster;
+  const Split split(p.splits, static_cast<uint32_t>(waves), L::kMostWarps);
+  static_assert(L::shared_bytes(L::kMostWarps, true) <= hf::kMostShared);
+  hf::Launch at{dim3(split.blocks(), row_tiles, static_cast<uint32_t>(batch) * p.kv_heads.value), split.warps * hf::dev::kWaveSize,
+                L::shared_bytes(static_cast<int>(split.warps), split.cluster.value > 1), stream};
+  at.cluster = split.cluster.value;
   hf::may_start_early(at, programmatic);
-  hf::launch(decode_stream<Half, kD, kCache, HF_BLOCK_N, kEights>, at, p, split, static_cast<uint32_t>(groups));
+  const auto in_pieces = [](const Cache& cache) {
+    return ((reinterpret_cast<uintptr_t>(cache.data) | cache.page_stride | cache.head_stride | cache.slot_stride) & 15) == 0;
+  };
+  const bool whole_pieces = groups % 4 == 0 && in_pieces(p.k) && in_pieces(p.v);
+  hf::launch(decode_stream<Half, kD, kCache, HF_BLOCK_N, kEights>, at, p, split, static_cast<uint32_t>(groups), whole_pieces);
   if (split.outer == 1) return;
   hf::Launch merge{dim3(p.kv_heads.value * p.group, p.mq, static_cast<uint32_t>(batch)), kMergeThreads, 0, stream};
   hf::may_start_early(merge, programmatic);

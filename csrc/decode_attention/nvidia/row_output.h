@@ -34,6 +34,9 @@ struct Tokens {
     first = static_cast<uint32_t>(begin);
     count = end > begin ? min(static_cast<uint32_t>(end - begin), p.mq) : 0;
   }
+
+  /// Which query head of its KV head's a row is of.
+  __device__ __forceinline__ uint32_t of_group(uint32_t row) const { return count == 1 ? row : row / count; }
 };
 
 /// A row of the result: query head `head` of all, and a token of its sequence.

@@ -2,8 +2,8 @@
 //
 //              keys of a sequence, in steps of kTile                   A cluster of up to 16 blocks has 8 or 16 rows (the query
 //        +----+----+----+----+----+----+----+----+--                   heads that share a KV head, and their tokens) of a sequence
-//  part  |         0         |         1         |   ...               and KV head; a block has one part of the keys, and its
-//        +----+----+----+----+----+----+----+----+--                   warps take the part's steps in turn.
+//  part  |         0         |         1         |   ...               and KV head; a block has one part of the keys, or
+//        +----+----+----+----+----+----+----+----+--                   several, and its warps take their steps in turn.
 //  warp  | w0 | w1 | w2 | w3 | w0 | w1 | w2 | w3 |
 //        +----+----+----+----+----+----+----+----+--                   A slot of a warp's ring holds a step of K and of V:
 //
@@ -15,16 +15,20 @@
 // t + 4, ... of keys g and g + 8, and of Q the same elements. Fp8 becomes f16, exactly; Q is brought into f16's range by a power
 // of 2 for each row, so that its bf16 values stay exact but for those below 2^-29 of the row's largest. Of V a lane takes the
 // bytes of columns 16 g to 16 g + 15 of four keys, and pairs those of two keys while it converts; 16-bit V comes by
-// ldmatrix.trans. Weights are rounded to f16 (scaled by 2^14, or with a scale per row so that the row's largest is in
+// ldmatrix.trans. Weights are rounded to f16 (at most 2^15, or with a scale per row so that the row's largest is in
 // [2^14, 2^15)), over a bf16 cache to bf16.
 // Scales stay out of the products:
 //   q.(s k + t) = s (q.k) + t sum(q)        sum p (s v + t) = sum (p s) v + sum p t
 //
 // Pieces of a key lie at piece ^ swizzle(key) of its 128 bytes: no read meets a bank twice.
 //
-// Bytes: 2 D (fp8) or 4 D per key and KV head, each read once; memory is the bound. A multiprocessor gets 15 of them a cycle: for
-// D = 128 in fp8 it could issue 68 instructions a key meanwhile, and takes 18 (counted, 8 rows or fewer), 1 of them a product.
-// 16 warps with two steps each under way are then 128 KiB per multiprocessor, several times bandwidth times latency.
+// Bytes: 2 D (fp8) or 4 D per key and KV head, each read once; memory is the bound. A warp has a step of K
+// and V under way while it multiplies another: 8 warps have 32 KiB per multiprocessor, about bandwidth times latency. With 128 KiB
+// the GPU read 4 to 20 % more slowly (measured).
+//
+// A single sequence waits for one trip to memory after another: lengths, pages and Q are asked for together, Q before K and V,
+// because loads return in order; a row's maximum stays where no score exceeds it by more than 1, which saves the exchange between
+// lanes in most steps.
 //
 // The end: warps add up in shared memory; each block of a cluster leaves its part of a run of columns with the block that adds that
 // run up, always in the same order. With more parts than a cluster has blocks, clusters write theirs and decode_merge adds them up.
@@ -54,14 +58,18 @@ __device__ __forceinline__ T* in_block(T* address, uint32_t block) {
   return static_cast<T*>(__cluster_map_shared_rank(address, block));
 }
 
-/// How many parts the keys of a sequence have: `splits` of them, as clusters of blocks.
+/// How many parts the keys of a sequence have: blocks have one split or several, each `waves` of their warps; clusters have blocks.
 struct Split {
   static constexpr uint32_t kMostBlocks = 16;  // of a cluster; more than 8 are not portable, but sm_90 has them
-  uint32_t splits, outer, cluster;
+  static constexpr uint32_t kFewBlocks = 8;    // which a block with several splits shall lead to
+  uint32_t warps, outer;
+  Divisor cluster, stride;  // blocks of a cluster; steps from one of a warp to its next
 
-  __host__ explicit Split(uint32_t splits)
-      : splits(splits), outer((splits + kMostBlocks - 1) / kMostBlocks), cluster((splits + outer - 1) / outer) {}
-  __host__ uint32_t parts() const { return outer * cluster; }  // those past `splits` have no keys
+  __host__ Split(uint32_t splits, uint32_t waves, uint32_t most_warps) : warps(waves), stride(Divisor::of(splits * waves)) {
+    for (; splits > kFewBlocks && splits % 2 == 0 && 2 * warps <= most_warps; splits /= 2) warps *= 2;
+    outer = (splits + kMostBlocks - 1) / kMostBlocks, cluster = Divisor::of((splits + outer - 1) / outer);
+  }
+  __host__ uint32_t blocks() const { return outer * cluster.value; }  // those past the last split have no keys
 };
 
 template <class Half, int kD, Format kFormat, int kBlockN, int kEights>
@@ -70,7 +78,7 @@ struct Layout {
   using Element = std::conditional_t<kQuantised, dev::f16, Half>;  // of products
   static constexpr bool kF16 = std::is_same_v<Element, dev::f16>;
   static constexpr bool kInt4 = kFormat == Format::int4;
-  static constexpr int kNibbleWords = kD / 8, kNibblePitch = kNibbleWords + 1;  // of a key of int4; in shared memory
+  static constexpr int kNibbleWords = kD / 8, kNibblePitch = kNibbleWords + 4;  // of a key of int4; in shared memory
   static constexpr int kRowBytes = kInt4 ? 4 * kNibblePitch : kQuantised ? kD : 2 * kD;
   static constexpr int kPieces = kInt4 ? kD / 32 : kRowBytes / 64;  // of a key that a lane multiplies, of 16 bytes; words of int4
   static constexpr int kProducts = kQuantised && !kInt4 ? 4 : 2;    // of a piece
@@ -83,7 +91,7 @@ struct Layout {
   static constexpr int kRowsBytes = kTile * kRowBytes;
   static constexpr int kWordsBytes = kTile * (kInt4 ? 4 * kMostGroups : kFormat == Format::rows ? 4 : 0);
   static constexpr int kSlotBytes = 2 * (kRowsBytes + kWordsBytes);
-  static constexpr int kSlots = 3;
+  static constexpr int kSlots = 2;
   static constexpr int kRingBytes = kSlots * kSlotBytes;
   static constexpr int kRows = 8 * kEights;     // of q, that a block has
   static constexpr int kSums = kRows * kD;      // floats
@@ -91,7 +99,7 @@ struct Layout {
   static constexpr bool kKeepQuery = kWidth <= 256;  // in registers
   static constexpr int kByShared = 220 * 1024 / (kMaxWaves * kRingBytes + 4096);
   static constexpr int kHeld = kWidth + (kTile / kTileN - 1) * 32 * kEights;  // with the scores
-  static constexpr int kByRegisters = kHeld <= 128 ? 4 : kHeld <= 192 ? 3 : 2;
+  static constexpr int kByRegisters = kHeld <= 128 ? 4 : kHeld <= 192 && kQuantised ? 3 : 2;
   static constexpr int kBlocks = kByShared < 1 ? 1 : kByShared < kByRegisters ? kByShared : kByRegisters;
   static_assert(kD % 64 == 0 && kTile % kTileN == 0 && (kInt4 || kRowBytes % 64 == 0));
 
@@ -106,10 +114,10 @@ struct Layout {
   __host__ static constexpr uint32_t shared_bytes(int warps, bool in_cluster) {
     return meeting_at(warps) + (in_cluster ? kMeetingBytes : 0);
   }
+  static constexpr int kMostWarps = kMaxWaves * kBlocks;  // of a block, which is then alone on its multiprocessor
   static constexpr int kQueryBytes = kD / 16 * kEights * 32 * 8;
   /// Where the blocks of a cluster leave what this one adds up: of each, some runs of 32 columns and their rows' statistics.
   static constexpr int kMeetingBytes = (kSums * 4 + Split::kMostBlocks * 8 * 16) + (kSums / 32 + Split::kMostBlocks) * 16;
-  static_assert(kMaxWaves * kRingBytes + (kMaxWaves + 1) * kRows * 16 + kQueryBytes + kMeetingBytes <= kMostShared);
 
   /// Where a piece of a key, one of the first eight of a run of 8 keys, is in it: of the 128 bytes that `key` has, or of those
   /// that two keys share.
@@ -178,12 +186,53 @@ __device__ __forceinline__ const uint8_t* kept(const uint8_t* address) {
   return address;
 }
 
-/// Nibbles 0 and 4 of a word as elements code * scale + shift, rounded once.
+/// Loads that stay where they are written.
+__device__ __forceinline__ uint2 loaded_now(const uint2* from) {
+  uint2 value;
+  asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(from));
+  return value;
+}
+__device__ __forceinline__ uint32_t loaded_now(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+__device__ __forceinline__ float loaded_now(const float* from) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
+}
+
+/// kCount neighbouring words, by loads as wide as their place allows.
+template <int kCount>
+__device__ __forceinline__ void words_of(const uint32_t* from, uint32_t (&to)[kCount]) {
+  constexpr int kWidth = kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int i = 0; i < kCount; i += kWidth) {
+    if constexpr (kWidth == 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    } else if constexpr (kWidth == 2) {
+      const uint2 two = *reinterpret_cast<const uint2*>(from + i);
+      to[i] = two.x, to[i + 1] = two.y;
+    } else {
+      to[i] = from[i];
+    }
+  }
+}
+
+/// Nibbles kOdd and kOdd + 4 of a word as elements code * scale + shift, rounded once.
+template <int kOdd>
 __device__ __forceinline__ uint32_t elements_of(uint32_t word, uint32_t factors, uint32_t shifts) {
-  constexpr uint32_t kBias = 0x64006400;  // 1024, whose last bit is 1
-  const uint32_t raised = (word & 0x000F000Fu) | kBias;
+  constexpr uint32_t kBias = 0x64006400;  // 1024, whose last bit is 1; a nibble at bit 4 is 16 code
+  const uint32_t raised = (word & (0x000F000Fu << 4 * kOdd)) | kBias;
   uint32_t codes, elements;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(codes) : "r"(raised), "r"(kBias));
+  if constexpr (kOdd == 0) {
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(codes) : "r"(raised), "r"(kBias));
+  } else {
+    constexpr uint32_t kSixteenth = 0x2C002C00, kLess = 0xD400D400;  // 1 / 16, -64
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(codes) : "r"(raised), "r"(kSixteenth), "r"(kLess));
+  }
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(elements) : "r"(codes), "r"(factors), "r"(shifts));
   return elements;
 }
@@ -216,21 +265,24 @@ __device__ __forceinline__ float2 scale_and_shift(uint32_t word) {
 
 /// What a row's sums go with; maximum is what weights 2^(score - maximum) were taken from.
 struct __align__(16) Statistics {
-  float maximum, total, shifted, unused;
+  float maximum, total, shifted, scale;  // scale: of V, where it has one for all keys
 };
 
-/// Grid: (parts, ceil(M / kRows), B * Hkv), in clusters of split.cluster; block: 1, 2 or 4 warps; Layout::shared_bytes.
+/// Grid: (split.blocks(), ceil(M / kRows), B * Hkv), in clusters of split.cluster.value; block: split.warps warps; Layout::shared_bytes.
 template <class Half, int kD, Format kFormat, int kBlockN, int kEights>
-__global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlockN, kEights>::kBlocks)
-    decode_stream(const __grid_constant__ Problem p, const Split split, const uint32_t groups) {
+__global__ void __launch_bounds__(Layout<Half, kD, kFormat, kBlockN, kEights>::kMostWarps * 32, 1)
+    decode_stream(const __grid_constant__ Problem p, const Split split, const uint32_t groups, const bool whole_pieces) {
   using L = Layout<Half, kD, kFormat, kBlockN, kEights>;
   using Element = typename L::Element;
   constexpr int kTile = L::kTile, kUnits = kTile / kTileN, kKeys = kTile / 8, kChunks = kD / 16, kRows = 2 * kEights;  // keys, rows of a lane
   constexpr bool kRowScales = kFormat == Format::rows, kInt4 = L::kInt4, kScaled = !kRowScales && !kInt4;
+  constexpr float kSlack = kRowScales ? 0.f : 1.f;
   constexpr float kRaised = L::kF16 && !kRowScales ? 14.f : 0.f;  // weights are at most 2^kRaised
+  // Products that need not wait for each other; alike for any number of rows, which do not change each other's bits.
+  constexpr bool kTwoChains = kUnits == 1 && kD <= 128;
   extern __shared__ __align__(128) uint8_t shared[];
   dev::let_next_start();
-  if (split.cluster > 1) __cluster_barrier_arrive_relaxed();  // this block runs: others may write to it
+  if (split.cluster.value > 1) __cluster_barrier_arrive_relaxed();  // this block runs: others may write to it
   // Row words come through L1, which a word read too early would leave in it beside a new key's.
   bool waits = !kRowScales && !kInt4 && p.new_keys != 0;
   const auto wait_once = [&] {
@@ -249,13 +301,16 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   const uint32_t length = given < 0 ? 0 : min(static_cast<uint32_t>(given), p.max_keys);
   const uint32_t hidden = p.causal ? tokens.count - 1 : 0;  // keys after the first token's own
   const bool windowed = p.window != kNoWindow;  // otherwise where to begin is known before the length
-  const uint32_t begin = windowed && length > hidden + p.window ? length - hidden - p.window : 0;
-  const uint32_t whole_begin = windowed && length > p.window ? length - p.window : 0, whole_end = length > hidden ? length - hidden : 0;
+  uint32_t begin = 0, whole_begin = 0;
+  if (windowed) {
+    begin = kept(length > hidden + p.window ? length - hidden - p.window : 0), whole_begin = length > p.window ? length - p.window : 0;
+  }
+  const uint32_t whole_end = length > hidden ? length - hidden : 0;
 
   // This warp's steps: the blocks take them in turn, the warps of one those next to each other.
   const uint32_t base = begin / kTileN * kTileN, steps = (length - base + kTile - 1) / kTile;
-  const uint32_t stride = split.splits * warps, first = blockIdx.x * warps + warp;
-  const uint32_t items = first < min(steps, stride) ? (steps - first + stride - 1) / stride : 0;
+  const uint32_t stride = split.stride.value, first = blockIdx.x * warps + warp;
+  const uint32_t items = first < min(steps, stride) ? split.stride.quotient(steps - first + stride - 1) : 0;
   const auto key_of_unit = [&](uint32_t unit) { return base + (first + unit / kUnits * stride) * kTile + unit % kUnits * kTileN; };
 
   uint8_t* const ring = shared + warp * L::kRingBytes;
@@ -279,37 +334,55 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
   // A lane copies piece lane % 8 of every fourth key, or lane % 4 of every eighth.
   const uint32_t wide_row = lane / 8, end_row = lane / 4;
   const uint32_t wide_to = L::kWide > 0 ? kept(L::wide_place(wide_row, lane % 8)) : 0, end_to = L::kEnd ? kept(L::end_place(end_row, lane % 4)) : 0;
-  const uint8_t* const side_of[2] = {kept(p.k.data + head * p.k.head_stride), kept(p.v.data + head * p.v.head_stride)};
+  const auto first_piece = [&](const Cache& cache) { return L::kWide > 0 ? uint64_t{wide_row} * cache.slot_stride + lane % 8 * 16 : 0; };
+  const uint8_t* const side_of[2] = {kept(p.k.data + head * p.k.head_stride + first_piece(p.k)),
+                                     kept(p.v.data + head * p.v.head_stride + first_piece(p.v))};
 
   // Copies 16 keys of one side; keys that no token sees are zeros, their scales included.
   const auto copy_unit = [&](auto whole, int side, uint8_t* slot, int u, uint32_t key, uint32_t page, uint32_t offset) {
     const Cache& cache = side ? p.v : p.k;
     uint8_t* const tile = slot + side * L::kRowsBytes;
-    uint8_t* const words = slot + 2 * L::kRowsBytes + side * L::kWordsBytes;
+    [[maybe_unused]] uint8_t* const words = slot + 2 * L::kRowsBytes + side * L::kWordsBytes;
     const auto bytes = [&](uint32_t own, int count) {
       return decltype(whole)::value || (key + own >= begin && key + own < length) ? count : 0;
     };
     const uint8_t* const from = side_of[side] + page * cache.page_stride + uint64_t{offset} * cache.slot_stride;
-    if constexpr (kInt4) {  // rows start at any word
-      const auto copy_words = [&](uint8_t* to, uint32_t pitch, uint32_t of_key, uint32_t from_word, uint32_t at) {
-        const uint32_t own = at / of_key, word = at - own * of_key;
-        copy_word_async(to + 4 * ((u * kTileN + own) * pitch + word), from + own * cache.slot_stride + 4 * (from_word + word), bytes(own, 4));
+    if constexpr (kInt4) {  // rows start at any word, or all at 16 bytes
+      const auto copy_each = [&](uint8_t* to, uint32_t pitch, uint32_t of_key, uint32_t first, uint32_t at, auto size) {
+        const uint32_t own = at / of_key, each = at - own * of_key;
+        uint8_t* const place = to + 4 * (u * kTileN + own) * pitch + size * each;
+        const uint8_t* const source = from + own * cache.slot_stride + size * (first + each);
+        if constexpr (size == 16) {
+          copy_async(place, source, bytes(own, 16));
+        } else {
+          copy_word_async(place, source, bytes(own, 4));
+        }
       };
+      const auto copy_rows = [&](auto size) {
+        constexpr uint32_t kEach = L::kNibbleWords * 4 / size;
+        const uint32_t scales = groups * 4 / size;
 #pragma unroll
-      for (uint32_t at = lane; at < kTileN * L::kNibbleWords; at += 32) copy_words(tile, L::kNibblePitch, L::kNibbleWords, groups, at);
-      for (uint32_t at = lane; at < kTileN * groups; at += 32) copy_words(words, kMostGroups, groups, 0, at);
+        for (uint32_t at = lane; at < kTileN * kEach; at += 32) copy_each(tile, L::kNibblePitch, kEach, scales, at, size);
+        for (uint32_t at = lane; at < kTileN * scales; at += 32) copy_each(words, kMostGroups, scales, 0, at, size);
+      };
+      if (whole_pieces) {
+        copy_rows(std::integral_constant<uint32_t, 16>{});
+      } else {
+        copy_rows(std::integral_constant<uint32_t, 4>{});
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4 && L::kWide > 0; ++i) {  // four keys further, the third bit of the swizzle turns
       const uint32_t own = wide_row + 4 * i;
-      const uint8_t* const row = from + own * cache.slot_stride + lane % 8 * 16;
+      const uint8_t* const row = from + uint64_t{4u * i} * cache.slot_stride;
 #pragma unroll
       for (int b = 0; b < L::kWide; ++b)
         copy_async(tile + (wide_to ^ i % 2 * 64) + (u * kTileN + 4 * i) * 128 + b * L::kWideStep, row + 128 * b, bytes(own, 16));
     }
 #pragma unroll
     for (int i = 0; i < 2 && L::kEnd; ++i)
-      copy_async(tile + L::kEndAt + end_to + (u * kTileN + 8 * i) * 64, from + (end_row + 8 * i) * cache.slot_stride + L::kWide * 128 + lane % 4 * 16,
+      copy_async(tile + L::kEndAt + end_to + (u * kTileN + 8 * i) * 64,
+                 from - first_piece(cache) + uint64_t{end_row + 8 * i} * cache.slot_stride + L::kWide * 128 + lane % 4 * 16,
                  bytes(end_row + 8 * i, 16));
     if constexpr (kRowScales) {
       const uint32_t own = lane % kTileN;
@@ -342,33 +415,52 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     }
     commit_copies();
   };
+  // Q's elements: asked for before K and V, behind which they would arrive.
+  uint32_t raw[kEights][kChunks][2];
+  float k_scale_of_head = 1.f, v_scale_of_head = 1.f;
+  const auto load_query = [&] {
+#pragma unroll
+    for (int n = 0; n < kEights; ++n) {
+      const uint32_t row = min(row0 + 8 * n + g, rows - 1), of_group = tokens.of_group(row), token = row - of_group * tokens.count;
+      const ResultRow at(p, tokens, head * p.group + of_group, token, kD);
+      const uint2* const from = reinterpret_cast<const uint2*>(static_cast<const Half*>(p.q) + at.offset);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        if constexpr (kInt4) {  // elements 0 and 4, then 1 and 5 of a word of eight; of the next product 2 and 6, 3 and 7
+          const auto* const pairs = reinterpret_cast<const uint32_t*>(from) + kD / 8 * t + c / 2 * 4 + c % 2;
+          raw[n][c][0] = loaded_now(pairs), raw[n][c][1] = loaded_now(pairs + 2);
+        } else {
+          const uint2 four = loaded_now(from + (t + c / L::kProducts * 4) * L::kProducts + c % L::kProducts);
+          raw[n][c][0] = four.x, raw[n][c][1] = four.y;
+        }
+      }
+    }
+    if constexpr (kScaled) {
+      k_scale_of_head = loaded_now(p.k.scale + p.k.scale_stride * head), v_scale_of_head = loaded_now(p.v.scale + p.v.scale_stride * head);
+    }
+  };
+  const bool late = waits || !L::kKeepQuery;  // which has no registers for it meanwhile
+  if (!late) load_query();
 #pragma unroll
   for (int s = 0; s < L::kSlots - 1; ++s) {
     if (asked < items && key_of_unit(asked * kUnits) + kTile + p.new_keys > length) wait_once();
     ask_next(s);
   }
   wait_once();  // from here on, Q and the new keys may be read and the output written
+  if (late) load_query();
 
   // Q: of row g of each eight, as an operand; and of the lane's rows 8 n + 2 t + r, what their scores are multiplied with and the
   // keys that they see.
   uint32_t query[L::kKeepQuery ? kChunks : 1][kEights][2], low[kRows], high[kRows];
   float factor[kRows], query_sum[kRows];
-  const float scale = kScaled ? p.factor * scale_in_logits(p.k.scale[p.k.scale_stride * head]) : p.factor;
+  const float scale = kScaled ? p.factor * scale_in_logits(k_scale_of_head) : p.factor;
 #pragma unroll
   for (int n = 0; n < kEights; ++n) {
     uint32_t words[kChunks][2];  // of two elements
-    const uint32_t row = min(row0 + 8 * n + g, rows - 1), of_group = row / tokens.count, token = row - of_group * tokens.count;
-    const ResultRow at(p, tokens, head * p.group + of_group, token, kD);
-    const uint2* const from = reinterpret_cast<const uint2*>(static_cast<const Half*>(p.q) + at.offset);
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if constexpr (kInt4) {  // elements 0 and 4, then 1 and 5 of a word of eight; of the next product 2 and 6, 3 and 7
-        const auto* const pairs = reinterpret_cast<const uint32_t*>(from) + kD / 8 * t + c / 2 * 4 + c % 2;
-        words[c][0] = __byte_perm(pairs[0], pairs[2], 0x5410), words[c][1] = __byte_perm(pairs[0], pairs[2], 0x7632);
-      } else {
-        const uint2 four = from[(t + c / L::kProducts * 4) * L::kProducts + c % L::kProducts];
-        words[c][0] = four.x, words[c][1] = four.y;
-      }
+      words[c][0] = kInt4 ? __byte_perm(raw[n][c][0], raw[n][c][1], 0x5410) : raw[n][c][0];
+      words[c][1] = kInt4 ? __byte_perm(raw[n][c][0], raw[n][c][1], 0x7632) : raw[n][c][1];
     }
     float own_factor = scale, own_sum = 0.f;
     if constexpr (L::kQuantised) {
@@ -381,11 +473,14 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
 #pragma unroll
       for (int c = 0; c < kChunks; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(element(c, i))), own_sum += element(c, i);
+        for (int i = 0; i < 4; ++i) {
+          largest = fmaxf(largest, fabsf(element(c, i)));
+          if constexpr (kRowScales) own_sum += element(c, i);
+        }
 #pragma unroll
       for (int distance = 1; distance < 4; distance *= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-        own_sum += __shfl_xor_sync(~0u, own_sum, distance);
+        if constexpr (kRowScales) own_sum += __shfl_xor_sync(~0u, own_sum, distance);
       }
       // The power of 2 that brings the largest into [2^14, 2^15), as far as a float has it and its inverse.
       const uint32_t exponent = __float_as_uint(largest) >> 23;
@@ -411,8 +506,9 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int r = 2 * n + i;
-      factor[r] = __shfl_sync(~0u, own_factor, 4 * (2 * t + i)), query_sum[r] = __shfl_sync(~0u, own_sum, 4 * (2 * t + i));
-      const uint32_t row = min(row0 + 8 * n + 2 * t + i, rows - 1), token = row % tokens.count;
+      factor[r] = __shfl_sync(~0u, own_factor, 4 * (2 * t + i));
+      query_sum[r] = kRowScales ? __shfl_sync(~0u, own_sum, 4 * (2 * t + i)) : 0.f;
+      const uint32_t row = min(row0 + 8 * n + 2 * t + i, rows - 1), token = row - tokens.of_group(row) * tokens.count;
       const uint32_t after = p.causal ? tokens.count - 1 - token : 0;
       high[r] = length > after ? length - after : 0;
       low[r] = high[r] > p.window ? high[r] - p.window : 0;
@@ -431,6 +527,7 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     v_wide[i] = kept(L::kQuantised ? L::wide_place(2 * t + i, g) : L::wide_place(lane % 8, lane / 16) + lane / 8 % 2 * 1024);
     v_end[i] = L::kEnd ? kept(L::end_place(2 * t + i, g / 2) + g % 2 * 8) : 0;
   }
+  if (split.cluster.value > 1) __cluster_barrier_wait();  // they do, while the first keys are under way
   int slot = 0;
   for (uint32_t item = 0; item < items; ++item) {
     const uint32_t key0 = base + (first + item * stride) * kTile;
@@ -441,8 +538,10 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     const uint8_t* const values = keys + L::kRowsBytes;
     const auto* const words = reinterpret_cast<const uint32_t*>(values + L::kRowsBytes);  // of K, then of V
 
-    float sums[kUnits][kEights][4] = {};
+    float sums[kUnits][kEights][4] = {}, others[kUnits][kEights][4] = {};
     const auto score = [&](int k, int r) -> float& { return sums[k / 2][r / 2][k % 2 * 2 + r % 2]; };  // of key 8 k + g
+    constexpr int kVector = L::kPieces % 4 == 0 ? 4 : 2;  // words of int4 in a load
+    uint32_t k_words[kUnits][2][kVector];
     uint32_t k_scale[kKeys][2];  // of a lane's two parts of a key
     if constexpr (kInt4) {
 #pragma unroll
@@ -472,12 +571,13 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
         for (int h = 0; h < 2; ++h) {  // keys g and g + 8
           const uint32_t key = kTileN * u + 8 * h + g;
           if constexpr (kInt4) {
-            const uint32_t word = reinterpret_cast<const uint32_t*>(keys)[key * L::kNibblePitch + L::kPieces * t + piece];
+            if (piece % kVector == 0) words_of<kVector>(reinterpret_cast<const uint32_t*>(keys) + key * L::kNibblePitch + L::kPieces * t + piece, k_words[u][h]);
+            const uint32_t word = k_words[u][h][piece % kVector];
             const uint32_t of = k_scale[2 * u + h][piece * 2 / L::kPieces];
             const uint32_t factors = __byte_perm(of, of, 0x1010), shifts = __byte_perm(of, of, 0x3232);
 #pragma unroll
             for (int m = 0; m < 2; ++m)
-              a[m][h] = elements_of(word >> 8 * m, factors, shifts), a[m][h + 2] = elements_of(word >> (8 * m + 4), factors, shifts);
+              a[m][h] = elements_of<0>(word >> 8 * m, factors, shifts), a[m][h + 2] = elements_of<1>(word >> 8 * m, factors, shifts);
           } else {
             const uint32_t at = piece < 2 * L::kWide ? (k_wide ^ piece % 2 * 64) + (key - g) * 128 + piece / 2 * L::kWideStep
                                                      : L::kEndAt + k_end + (key - g) * 64;
@@ -493,8 +593,16 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
 #pragma unroll
         for (int m = 0; m < L::kProducts; ++m)
 #pragma unroll
-          for (int n = 0; n < kEights; ++n) add_product<Element>(sums[u][n], a[m], b[m][n][0], b[m][n][1]);
+          for (int n = 0; n < kEights; ++n) add_product<Element>(kTwoChains && m % 2 ? others[u][n] : sums[u][n], a[m], b[m][n][0], b[m][n][1]);
       }
+    }
+    if constexpr (kTwoChains) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+        for (int n = 0; n < kEights; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[u][n][i] += others[u][n][i];
     }
 
     float v_scale[kKeys], v_shift[kKeys];
@@ -529,18 +637,32 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
         for (int r = 0; r < kRows; ++r) score(k, r) = seen(k, r) ? score(k, r) : -kInfinity;
     }
 
-    float rescale[kRows];
-    bool rescales = false;
+    // The maximum of a row stays where no score exceeds it by more than 1: its weights are then at most twice 2^kRaised.
+    bool rises = kRowScales;
+    float tops[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float top = score(0, r);
+      tops[r] = score(0, r);
 #pragma unroll
-      for (int k = 1; k < kKeys; ++k) top = fmaxf(top, score(k, r));
-      top = fmaxf(maximum[r], largest_of_row(top));
-      rescale[r] = power2(maximum[r] - finite_base(top));
-      maximum[r] = top;
-      total[r] *= rescale[r], shifted[r] *= rescale[r];
-      const float from = finite_base(top) - kRaised;
+      for (int k = 1; k < kKeys; ++k) tops[r] = fmaxf(tops[r], score(k, r));
+      rises |= tops[r] > maximum[r] + kSlack;
+    }
+    float rescale[kRows];
+    bool rescales = kRowScales;
+    if (kRowScales || __any_sync(~0u, rises)) {
+      rescales = true;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float seen_now = largest_of_row(tops[r]), top = seen_now > maximum[r] + kSlack ? seen_now : maximum[r];
+        rescale[r] = power2(maximum[r] - finite_base(top));
+        maximum[r] = top;
+        total[r] *= rescale[r];
+        if constexpr (kRowScales) shifted[r] *= rescale[r];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float from = finite_base(maximum[r]) - kRaised;
       float largest = 0.f;
 #pragma unroll
       for (int k = 0; k < kKeys; ++k) {
@@ -563,9 +685,14 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
 #pragma unroll
         for (int k = 0; k < kKeys; ++k) score(k, r) *= now;
       }
-      rescales |= rescale[r] != 1.f;
     }
-    if (__any_sync(~0u, rescales)) {
+    if (kRowScales) {
+      rescales = false;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) rescales |= rescale[r] != 1.f;
+      rescales = __any_sync(~0u, rescales);
+    }
+    if (rescales) {
 #pragma unroll
       for (int m = 0; m < kD / 16; ++m)
 #pragma unroll
@@ -622,17 +749,23 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
             const uint32_t even = v_scales[8 * h * kMostGroups], odd = v_scales[(8 * h + 1) * kMostGroups];
             factors[h] = __byte_perm(even, odd, 0x5410), shifts[h] = __byte_perm(even, odd, 0x7632);
           }
+          uint32_t of_key[2][2][kD / 64];
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) words_of<kD / 64>(v_words + (8 * h + i) * L::kNibblePitch, of_key[h][i]);
 #pragma unroll
           for (int w = 0; w < kD / 64; ++w) {
             uint32_t of[2][2];  // columns 0 to 3 of a pair of keys, and 4 to 7
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              const uint32_t even = v_words[8 * h * L::kNibblePitch + w], odd = v_words[(8 * h + 1) * L::kNibblePitch + w];
+              const uint32_t even = of_key[h][0][w], odd = of_key[h][1][w];
               of[h][0] = __byte_perm(even, odd, 0x5410), of[h][1] = __byte_perm(even, odd, 0x7632);
             }
-            const auto column = [&](int i, int h) { return elements_of(of[h][i / 4] >> 4 * (i % 4), factors[h], shifts[h]); };
+            const auto even = [&](int i, int h) { return elements_of<0>(of[h][i / 4] >> 4 * (i % 4), factors[h], shifts[h]); };
+            const auto odd = [&](int i, int h) { return elements_of<1>(of[h][i / 4] >> 4 * (i % 4), factors[h], shifts[h]); };
 #pragma unroll
-            for (int i = 0; i < 8; i += 2) add(4 * w + i / 2, column(i, 0), column(i, 1), column(i + 1, 0), column(i + 1, 1));
+            for (int i = 0; i < 8; i += 2) add(4 * w + i / 2, even(i, 0), even(i, 1), odd(i, 0), odd(i, 1));
           }
         } else if constexpr (L::kQuantised) {
           const auto add_words = [&](int m, uint32_t v0, uint32_t v1, uint32_t v8, uint32_t v9) {  // of keys 2 t, 2 t + 1, ...
@@ -690,8 +823,8 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     float* const own = sums + warp * L::kSums;
     const uint32_t row = r / 2 * 8 + 2 * t + r % 2;
     const float lowered = kRowScales ? 1.f / gain[r] : 1.f;
-    const float sum = sum_of_row(total[r]), shift = sum_of_row(shifted[r]);
-    if (g == 0) statistics[warp * L::kRows + row] = {maximum[r] - kRaised, sum, shift, 0.f};
+    const float sum = sum_of_row(total[r]), shift = kRowScales ? sum_of_row(shifted[r]) : 0.f;
+    if (g == 0) statistics[warp * L::kRows + row] = {maximum[r] - kRaised, sum, shift, v_scale_of_head};
     const auto value = [&](int c) { return acc[c / 2][r / 2][c % 2 * 2 + r % 2] * lowered; };  // of the lane's column c
     if constexpr (L::kQuantised) {
 #pragma unroll
@@ -703,32 +836,50 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
     }
   }
   __syncthreads();
-  constexpr uint32_t kFours = kD / 4;
-  const uint32_t own_rows = min(rows - row0, static_cast<uint32_t>(L::kRows)), fours = own_rows * kFours;
-  // Adds up `count` parts of a row, each with its statistics; returns theirs.
-  const auto added = [](uint32_t count, const auto& statistics_of, const auto& four_of, float (&sum)[4]) {
-    float largest = -kInfinity;
-#pragma unroll 4
-    for (uint32_t i = 0; i < count; ++i) largest = fmaxf(largest, statistics_of(i).maximum);
-    const float from = finite_base(largest);
-    Statistics all = {largest, 0.f, 0.f, 0.f};
-    sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-#pragma unroll 4
-    for (uint32_t i = 0; i < count; ++i) {
-      const Statistics one = statistics_of(i);
-      const float4 values = four_of(i);
-      const float weight = power2(one.maximum - from);
-      all.total += weight * one.total;
-      all.shifted += weight * one.shifted;
-      sum[0] += weight * values.x, sum[1] += weight * values.y, sum[2] += weight * values.z, sum[3] += weight * values.w;
+  constexpr uint32_t kFours = kD / 4, kRuns = kFours / 8;
+  const uint32_t own_rows = min(rows - row0, static_cast<uint32_t>(L::kRows)), runs = own_rows * kRuns;
+  // Adds up `count` parts of four columns, each with its row's statistics; returns theirs. A lane adds up four parts; of more, lanes
+  // that have the same columns each have some of them.
+  const auto lanes_log = [](uint32_t count) { return count > 8 ? 2u : count > 4 ? 1u : 0u; };
+  const auto added = [&](uint32_t count, const Statistics* first_statistics, uint32_t statistics_step, const float4* first_values,
+                         uint32_t values_step, float (&sum)[4]) {
+    const uint32_t log = lanes_log(count), step = 1u << log, first = lane / 8 & (step - 1);
+    Statistics of[4];
+    float4 values[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t i = first + j * step;
+      of[j] = {-kInfinity, 0.f, 0.f, 0.f}, values[j] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (i < count) of[j] = first_statistics[i * statistics_step], values[j] = first_values[i * values_step];
     }
+    float largest = fmaxf(fmaxf(of[0].maximum, of[1].maximum), fmaxf(of[2].maximum, of[3].maximum));
+    if (log > 0) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 8));
+    if (log > 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 16));
+    const float from = finite_base(largest);
+    Statistics all = {largest, 0.f, 0.f, of[0].scale};
+    sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float weight = power2(of[j].maximum - from);
+      all.total += weight * of[j].total;
+      all.shifted += weight * of[j].shifted;
+      sum[0] += weight * values[j].x, sum[1] += weight * values[j].y, sum[2] += weight * values[j].z, sum[3] += weight * values[j].w;
+    }
+    const auto add_across = [&](int distance) {
+      all.total += __shfl_xor_sync(~0u, all.total, distance);
+      if constexpr (kRowScales) all.shifted += __shfl_xor_sync(~0u, all.shifted, distance);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += __shfl_xor_sync(~0u, sum[i], distance);
+    };
+    if (log > 0) add_across(8);
+    if (log > 1) add_across(16);
     return all;
   };
   const auto finish = [&](uint32_t row, uint32_t c, const Statistics& of, float (&sum)[4]) {
-    const uint32_t m = row0 + row, of_group = m / tokens.count, token = m - of_group * tokens.count;
+    const uint32_t m = row0 + row, of_group = tokens.of_group(m), token = m - of_group * tokens.count;
     const ResultRow to(p, tokens, head * p.group + of_group, token, kD);
     const RowEnd end(of.maximum, of.total, split.outer == 1 ? p.sinks : nullptr, to.head);
-    const float scale = kScaled && end.inverse != 0.f ? end.inverse * p.v.scale[p.v.scale_stride * head] : end.inverse;
+    const float scale = kScaled && end.inverse != 0.f ? end.inverse * of.scale : end.inverse;
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] = end.inverse == 0.f ? 0.f : (sum[i] + of.shifted) * scale;
     if (split.outer == 1) {
@@ -736,44 +887,41 @@ __global__ void __launch_bounds__(kMaxWaves * 32, Layout<Half, kD, kFormat, kBlo
       if (c == 0) p.lse[to.lse] = end.lse * kLn2;
       return;
     }
-    const uint64_t at = uint64_t{blockIdx.x / split.cluster} * p.rows + uint64_t{tokens.first} * (p.kv_heads.value * p.group) +
+    const uint64_t at = uint64_t{split.cluster.quotient(blockIdx.x)} * p.rows + uint64_t{tokens.first} * (p.kv_heads.value * p.group) +
                         head * p.group * tokens.count + m;
     *reinterpret_cast<float4*>(p.partial + at * kD + 4 * c) = make_float4(sum[0], sum[1], sum[2], sum[3]);
     if (c == 0) p.partial_lse[at] = end.lse;
   };
-  // Whole waves take part, with 8 neighbouring lanes for a run of 32 columns.
-  static_assert(kFours % 8 == 0);
+  // A run is 32 columns of a row, which eight lanes have. Calls `each` with the runs that those of this lane add up, below `count`.
+  static_assert(kFours % 8 == 0 && L::kMostWarps <= 4 * 4 && Split::kMostBlocks <= 4 * 4);
+  const auto for_runs = [&](uint32_t count, uint32_t parts_of_each, const auto& each) {
+    const uint32_t log = lanes_log(parts_of_each), at_once = 4u >> log, own = lane >> (3 + log);
+    const bool stores = (lane / 8 & ((1u << log) - 1)) == 0;
+    for (uint32_t i = warp * at_once; i < count; i += warps * at_once) each(min(i + own, count - 1), stores && i + own < count);
+  };
   // Run i of a cluster's sums is added up by its block i % cluster, as its run i / cluster, where part p lies at p * own_runs.
-  const uint32_t own_runs = (fours / 8 + split.cluster - 1) / split.cluster;
+  const uint32_t blocks = split.cluster.value, own_runs = split.cluster.quotient(runs + blocks - 1), of_eight = lane % 8;
   float4* const parts = reinterpret_cast<float4*>(shared + L::meeting_at(warps));
-  Statistics* const part_statistics = reinterpret_cast<Statistics*>(parts + own_runs * split.cluster * 8);
-  const uint32_t rank = split.cluster > 1 ? __clusterRelativeBlockRank() : 0;
-  if (split.cluster > 1) __cluster_barrier_wait();
-  for (uint32_t e = threadIdx.x; e < fours; e += blockDim.x) {
-    const uint32_t row = e / kFours, c = e % kFours;
+  Statistics* const part_statistics = reinterpret_cast<Statistics*>(parts + own_runs * blocks * 8);
+  const uint32_t rank = split.cluster.value > 1 ? __clusterRelativeBlockRank() : 0;
+  for_runs(runs, warps, [&](uint32_t run, bool stores) {
+    const uint32_t row = run / kRuns, c = run % kRuns * 8 + of_eight;
     float sum[4];
-    const Statistics all = added(
-        warps, [&](uint32_t i) { return statistics[i * L::kRows + row]; },
-        [&](uint32_t i) { return *reinterpret_cast<const float4*>(sums + i * L::kSums + L::four(row, c)); }, sum);
-    if (split.cluster == 1) {
-      finish(row, c, all, sum);
-    } else {
-      const uint32_t run = e / 8, at = rank * own_runs + run / split.cluster, owner = run % split.cluster;
-      *in_block(parts + at * 8 + e % 8, owner) = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      if (e % 8 == 0) *in_block(part_statistics + at, owner) = all;
-    }
-  }
-  if (split.cluster == 1) return;
+    const Statistics all = added(warps, statistics + row, L::kRows, reinterpret_cast<const float4*>(sums + L::four(row, c)), L::kSums / 4, sum);
+    if (!stores) return;
+    if (split.cluster.value == 1) return finish(row, c, all, sum);
+    const uint32_t of_owner = split.cluster.quotient(run), owner = run - of_owner * blocks, at = rank * own_runs + of_owner;
+    *in_block(parts + at * 8 + of_eight, owner) = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    if (of_eight == 0) *in_block(part_statistics + at, owner) = all;
+  });
+  if (split.cluster.value == 1) return;
   meet_cluster();  // the parts are here; nothing of this block is read by another one
-  for (uint32_t i = threadIdx.x; i < own_runs * 8; i += blockDim.x) {
-    const uint32_t e = (i / 8 * split.cluster + rank) * 8 + i % 8;
-    if (e >= fours) continue;
+  for_runs(own_runs, blocks, [&](uint32_t own, bool stores) {
+    const uint32_t run = own * blocks + rank;
     float sum[4];
-    const Statistics all = added(
-        split.cluster, [&](uint32_t part) { return part_statistics[part * own_runs + i / 8]; },
-        [&](uint32_t part) { return parts[part * own_runs * 8 + i]; }, sum);
-    finish(e / kFours, e % kFours, all, sum);
-  }
+    const Statistics all = added(blocks, part_statistics + own, own_runs, parts + own * 8 + of_eight, own_runs * 8, sum);
+    if (stores && run < runs) finish(run / kRuns, run % kRuns * 8 + of_eight, all, sum);
+  });
 }
 
 }  // namespace hf::decode_attention
