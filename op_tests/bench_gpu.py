@@ -27,6 +27,7 @@ from hipforge.ops.core.dispatch import explain
 from hipforge.ops.core.kernel import Kernel
 from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM as SKINNY
 from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, ROW_STREAM
+from hipforge.ops.mxfp4_gemm.raw import Problem
 from hipforge.ops.reference import dequantize_mxfp4, quantize_mxfp4
 from hipforge.tuning.cases import Cell, cells, parse_shape
 
@@ -58,8 +59,9 @@ def mxfp4(cell: Cell, bits: int, every: bool) -> bench.Problem:
     if bits == 16:
         calls |= humming_mxfp4(cell, activations, copies)
     if every:
+        problem = Problem.of(*x, *w)
         for kernel in (ROW_STREAM, CODE_STREAM):
-            for given in kernel.candidates(cell, dense.HOPPER):
+            for given in kernel.candidates(problem, dense.HOPPER):
                 calls[str(kernel.choice(given))] = partial(_configured, kernel, given, cell, x, copies)
     known = {
         "floor_us": dense.measured_floor(size, number, False),

@@ -23,6 +23,7 @@ from hipforge.ops.core.kernel import best
 from hipforge.ops.core.row_stream import LONG_RUN_BYTES, SHARED_BYTES, TILES, blocks_for, fewest, shared_bytes, warps
 from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM as SKINNY
 from hipforge.ops.mxfp4_gemm.family import FAMILY as FAMILY4
+from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, code_stream
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import PLANS as PLANS4
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
@@ -34,7 +35,7 @@ UNITS = 132
 
 
 def problem(m: int, n: int, k: int) -> SimpleNamespace:
-    return SimpleNamespace(m=m, n=n, k=k, key=(m, n, k))
+    return SimpleNamespace(m=m, n=n, k=k, key=(m, n, k), bf16=True)
 
 
 # From one row and one column to the largest of a language model's heads; K also where it is no multiple of 128.
@@ -42,7 +43,7 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, RING_TILES, MXFP4, SKINNY):
+    for kernel in (ROW_STREAM, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):
@@ -86,14 +87,17 @@ def hopper(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("invariant", [False, True])
 def test_mxfp4_weights_stream_past_both_kinds_of_activations(m: int, invariant: bool, hopper: None) -> None:
     n, k = 4096, 4096  # by default 8 rows have passes of two tiles, 16 of four
+    fixed = {MXFP4.name: PLANS4.best(16, n, k, UNITS), CODE_STREAM.name: code_stream.best(16, n, k, UNITS)}
+    # Few rows of W for each multiprocessor are not worth making more than 8 rows of X float16.
+    of_bf16 = MXFP4 if m > 8 and not invariant else CODE_STREAM
     w = torch.zeros(n, k // 2, dtype=torch.uint8), torch.zeros(n, k // 32, dtype=torch.uint8)
-    for x in ((torch.zeros(m, k // 2, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8)),
-              (torch.zeros(m, k, dtype=torch.bfloat16), None)):  # fmt: skip
+    for kernel, x in ((MXFP4, (torch.zeros(m, k // 2, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8))),
+                      (of_bf16, (torch.zeros(m, k, dtype=torch.bfloat16), None))):  # fmt: skip
         with hipforge.batch_invariant() if invariant else contextlib.nullcontext():
             found = hipforge.explain(hipforge.mxfp4_gemm, *x, *w)
-        assert found.kernel == MXFP4.name and MXFP4.needs(found.configuration, (m, n, k), HOPPER) is None
+        assert found.kernel == kernel.name and kernel.needs(found.configuration, (m, n, k), HOPPER) is None
         if invariant:
-            assert {**found.configuration, "rows": 16} == PLANS4.best(16, n, k, UNITS)
+            assert {**found.configuration, "rows": 16} == fixed[kernel.name]
         left = hipforge.explain(hipforge.mxfp4_linear, *x, *w, shuffled=True)
         assert left.path == "torch" and "shuffled weights are for gfx950" in left.refused["kernel"]
 

@@ -1,7 +1,8 @@
 """MXFP4 weights times few rows of X on sm_90, W streamed once: the kernel's stub, its plans, its raw op and its value.
 
-Activations are MXFP4 or bfloat16. Both operands become float16 in the kernel: W exactly, with its scale, X times a
-power of two for each row (csrc/mxfp4_gemm/nvidia/code_stream_kernel.h says how exactly).
+Activations are bfloat16. Both operands become float16 in the kernel: W exactly, with its scale, X times a power of two
+for each row (csrc/mxfp4_gemm/nvidia/code_stream_kernel.h says how exactly). MXFP4 activations, which the source takes
+too, are not offered: blocks of a row whose scales are further than 2^35 apart would lose the smaller ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from hipforge import archs
+from hipforge.errors import GuardError
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
 from hipforge.ops.core.row_stream import MOST_BLOCKS, SHARED_BYTES, SHARERS
@@ -30,7 +32,7 @@ mxfp4_code_stream_out = stub(
     "mxfp4_code_stream_out",
     "module_mxfp4_gemm_code_stream",
     "out, x: Tensor; Xs: Tensor?; Wq, Ws: Tensor; bits, rows, tiles, sharers, splits, blocks: int; programmatic: bool",
-    "Write X @ Wq^T into ``out`` [M, N] bf16; ``bits`` of X's elements are 4, with ``Xs``, or 16.",
+    "Write X @ Wq^T into ``out`` [M, N] bf16; X is bf16: ``Xs`` None, ``bits`` 16.",
     variant={"HF_BITS": "bits", "HF_ROWS": "rows", "HF_TILES": "tiles"},
 )
 
@@ -98,7 +100,10 @@ def _launch(
     shuffled: bool,
     *given: int,
 ) -> None:
-    mxfp4_code_stream_out(out, x, xs, wq, ws, 16 if xs is None else 4, *given, programmatic.active())
+    if xs is not None:
+        given_x = f"{x.dtype} with scales"
+        raise GuardError(f"mxfp4_code_stream takes bfloat16 activations; got {given_x}: mxfp4_row_stream takes them")
+    mxfp4_code_stream_out(out, x, None, wq, ws, 16, *given, programmatic.active())
 
 
 def run_mxfp4_code_stream(
@@ -116,8 +121,8 @@ def run_mxfp4_code_stream(
     """Run the kernel of sm_90 that makes X float16, as configured; operands as in :mod:`hipforge.ops.mxfp4_gemm`.
 
     Args:
-        x: activations [M, K/2] with ``x_scale``, or bfloat16 [M, K] without.
-        x_scale: e8m0 bytes [M, K/32], or None.
+        x: bfloat16 [M, K].
+        x_scale: None.
         wq: weights [N, K/2] in plain order.
         w_scale: e8m0 bytes [N, K/32].
         rows: rows of X that a block takes at once: 8 or 16. W is read once for each.
@@ -138,12 +143,14 @@ def run_mxfp4_code_stream(
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
-    if (given := best(m, n, k, cu_count)) is not None:
+    if getattr(problem, "bf16", False) and (given := best(m, n, k, cu_count)) is not None:
         yield 1.0, given
 
 
 def invariant(problem: Any, cu_count: int) -> Configuration | None:
     """Return a configuration that shares K as few rows do, which alone decides the order of sums; None without one."""
+    if not problem.bf16:
+        return None
     m, n, k = problem.key
     fitting = [
         given
@@ -157,8 +164,9 @@ def invariant(problem: Any, cu_count: int) -> Configuration | None:
 
 
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
+    """Return none for a tuner's cells, whose activations are MXFP4."""
     m, n, k = cell.key
-    return configurations(m, n, k, archs.get(arch).cu_count)
+    return configurations(m, n, k, archs.get(arch).cu_count) if getattr(cell, "bf16", False) else []
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
