@@ -110,12 +110,13 @@ def test_the_grouped_gemm_reads_the_busy_experts_once_as_tritons_does(cell: MoeC
 def test_the_peers_of_the_grouped_gemm_on_an_nvidia_gpu_compute_the_same(cell: MoeCell, monkeypatch) -> None:
     monkeypatch.setattr(bench_mxfp8_grouped_gemm, "measured_floor", lambda *given: 1.0)
     problem = bench_mxfp8_grouped_gemm.problem_nvidia(cell)
-    errors = {name: problem.error(call(0)) for name, call in problem.calls.items()}
-    ours, *others = errors
+    ours, *others = problem.calls
     assert ours.startswith("hipforge mxfp8_grouped") and {"programmatic", "torch grouped_mm bf16"} < {*others}
     assert ("gate up" in others) == (not cell.has_weight)
     bf16, fp8 = ([name for name in others if name.startswith(f"triton {each}")] for each in ("bf16", "fp8"))
     assert len(bf16) == len(fp8) > 1
+    named = [ours, *(name for name in others if name not in {*bf16[1:], *fp8[:-1]})]  # one of each kind is enough here
+    errors = {name: problem.error(problem.calls[name](0)) for name in named}
     # Half a step of e4m3 is 2^-4 of a value at most, 3^-0.5 of it in the mean, and both operands are rounded once more.
     bounds = {"gate up": 0.05, "triton fp8": 0.051, ours: 3e-3, "programmatic": 3e-3}
     for name, error in errors.items():

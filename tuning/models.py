@@ -110,7 +110,7 @@ def config_of(path: Path) -> dict[str, Any]:
     """Return the fields of a model's ``config.json``: those of its ``text_config`` where it has one.
 
     Raises:
-        ConfigError: the file cannot be read, holds no JSON object, or has no model_type.
+        ConfigError: the file cannot be read, is not a JSON object or lacks model_type.
     """
     try:
         config = json.loads(read(path))

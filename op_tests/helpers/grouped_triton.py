@@ -18,7 +18,7 @@ SHAPES = ((64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 8, 3))  # its columns and
 
 
 @triton.jit
-def tile_product(  # type: ignore[no-untyped-def]
+def tile_product(
     a_ptr, w_ptr, out_ptr, sorted_ptr, expert_ptr, padded_ptr, weight_ptr, factor, slots, N, K,
     A_DIV: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip

@@ -14,6 +14,7 @@ from helpers.rope_cases import FP8, MAX_POS, angles, case, expected
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
+from hipforge.ops import rope_and_cache as op
 from hipforge.ops.reference import dequantize_kv_fp8
 from hipforge.ops.reference.rope import rotate, scaled_norm
 from hipforge.ops.rope_and_cache import rope_and_cache
@@ -39,6 +40,18 @@ def check(given, **more):
     assert_same(q, want_q)
     for got, exact in zip(written, want, strict=True):
         assert torch.equal(got.view(torch.uint8), exact.view(torch.uint8))
+
+
+def test_positions_and_slots_are_read_early_only_where_that_is_promised(monkeypatch):
+    seen = []
+    real = op.rope_and_cache_out
+    monkeypatch.setattr(op, "rope_and_cache_out", lambda *given: (seen.append(given[-2:]), real(*given)))
+    given = case("half")
+    check(given)
+    for promised in ({}, {"new_keys": 1}):
+        with hipforge.programmatic_launch(**promised):
+            check(given)
+    assert seen == [(False, False), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize("style", ["neox", "interleaved"])

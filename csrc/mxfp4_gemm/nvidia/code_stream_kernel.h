@@ -1,4 +1,4 @@
-// Y[M, N] = X[M, K] W[N, K]^T for few rows of X on sm_90, W in MXFP4, X in bf16 or MXFP4: W is streamed once.
+// Y[M, N] = X[M, K] W[N, K]^T for few rows of X on sm_90, W in MXFP4, X in bf16: W is streamed once.
 //
 //            K, in steps of 128: 64 bytes of each row            A block, or a cluster of blocks that split K between them, has
 //          0     1     2     3     4     5    ...                consecutive rows of W, as many as the others (+- 1), and visits
@@ -13,10 +13,9 @@
 // moved to where an f16 has its sign and the end of its exponent, which is the value less 2^14, e2m1's subnormal included (11
 // instructions for 8 codes); a product by 2^(scale - 113) makes it exact, scale included, for scales of 105 to 128 (2^-22 to 2).
 // Where another one is among a block's rows of W, each block of 32 k is summed alone and scaled in float32.
-// X is made f16 once, in shared memory, times a power of two for each row, taken from the row's first 8 values (bf16: the largest
-// becomes 16 to 32) or from its largest scale (MXFP4: 2^12). Values of X down to 2^-21 of those 8 (MXFP4: blocks with scales down
-// to 2^-35 of the largest) stay exact; smaller ones are rounded to multiples of 2^-28 of them, below what float32 sums keep. Where
-// a row's f16 overflow, its power is taken from its largest value instead. All powers depend on a row alone.
+// X is made f16 once, in shared memory, times a power of two for each row, taken from the row's first 8 values: the largest becomes 16
+// to 32. Values of X down to 2^-21 of those 8 stay exact; smaller ones are rounded to multiples of 2^-28 of them. Where a row's f16
+// overflow, its power is taken from its largest value instead. All powers depend on a row alone.
 //
 // A step of a warp with 2 and 4 tiles takes 25 and 23 instructions for each 8 codes of a lane, 15 of them the conversion.
 // Bytes moved: N K (1/2 + 1/32) for each ROWS rows of X; X per block from L2; 2 M N written. Bound: W over the memory's bandwidth.
@@ -39,7 +38,7 @@ constexpr uint32_t kPower14 = 0x74007400;  // 2^14 twice in f16
 
 struct Problem {
   void* out;
-  const uint8_t *x, *xs, *w, *ws;
+  const uint8_t *x, *w, *ws;
   int m, n, k;
   int x_pitch, w_pitch;  // bytes from row to row
   int part_shift;        // log2 of the warps that share the steps of K
@@ -144,7 +143,7 @@ struct Bf16Rows {
   struct Part {
     uint4 chunks[4];
   };
-  static __device__ __forceinline__ Part load(const uint8_t* from, const uint8_t*) {
+  static __device__ __forceinline__ Part load(const uint8_t* from) {
     Part part;
 #pragma unroll
     for (int q = 0; q < 4; ++q) part.chunks[q] = __ldg(reinterpret_cast<const uint4*>(from) + q);
@@ -179,34 +178,6 @@ struct Bf16Rows {
       to[q * 32] = f;
     }
     return max(most >> 16, most & 0xffff) < 0x7c00;
-  }
-};
-
-/// Activations in e2m1 with scales.
-struct E2m1Rows {
-  static constexpr int kBytes = 16;
-  struct Part {
-    uint4 codes;
-    int scale;
-  };
-  static __device__ __forceinline__ Part load(const uint8_t* from, const uint8_t* scale) {
-    return {__ldg(reinterpret_cast<const uint4*>(from)), __ldg(scale)};
-  }
-  static __device__ __forceinline__ int most(const Part& part) { return part.scale; }
-  static __device__ __forceinline__ int power(int most) { return min(139 - most, 126); }
-  static __device__ __forceinline__ bool put(const Part& part, int power, uint4* to) {
-    const int e = part.scale - 127 + power;  // at most 12
-    const uint32_t one = part.scale == 255 ? 0x7fff : e >= -14 ? (e + 15) << 10 : e >= -24 ? 1 << (e + 24) : 0;
-    const uint32_t by = one * 0x10001u, words[4] = {part.codes.x, part.codes.y, part.codes.z, part.codes.w};
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      uint32_t f[4];
-      pairs_of(words[q], f);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) f[i] = product(product(f[i], kPower14), by);
-      to[q * 32] = make_uint4(f[0], f[1], f[2], f[3]);
-    }
-    return true;
   }
 };
 
@@ -273,11 +244,11 @@ struct Step {
   }
 };
 
-template <int BITS, int ROWS, int TILES>
+template <int ROWS, int TILES>
 __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant__ Problem p) {
   using L = Layout<ROWS, TILES>;
   using S = Step<ROWS, TILES>;
-  using X = std::conditional_t<BITS == 4, E2m1Rows, Bf16Rows>;
+  using X = Bf16Rows;
   constexpr int kHalves = S::kHalves, kSlots = L::kSlots;
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -339,8 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
   const int x_parts = m * blocks;
   const auto row_of = [&](int row) { return p.x + size_t(m0 + row) * p.x_pitch; };
   const auto load = [&](int row, int block) {
-    return X::load(row_of(row) + (4 * begin + block) * X::kBytes,
-                   BITS == 4 ? p.xs + size_t(m0 + row) * row_blocks + 4 * begin + block : nullptr);
+    return X::load(row_of(row) + (4 * begin + block) * X::kBytes);
   };
   const auto place = [&](int row, int block) {
     return reinterpret_cast<uint4*>(shared + x_at + block / 4 * L::kStepBytes + row / 8 * kFragment) + row % 8 * 4 + block % 4;
@@ -361,29 +331,15 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
 #pragma unroll
     for (int q = 0; q < 4; ++q) place(threadIdx.x / 4, 4 * own - 4 + t)[q * 32] = make_uint4(0, 0, 0, 0);
   bool fits = true;
-  if constexpr (BITS == 4) {
-    if (threadIdx.x < ROWS) powers[threadIdx.x] = 0;
-    int row = min(static_cast<int>(threadIdx.x), x_parts - 1) / blocks;
-    typename X::Part next = load(row, min(static_cast<int>(threadIdx.x), x_parts - 1) - row * blocks);
-    __syncthreads();
-    take_largest([](int) { return true; });
-    __syncthreads();
-    for (int i = threadIdx.x; i < x_parts; i += kThreads) {
-      row = i / blocks;
-      if (i >= kThreads) next = load(row, i - row * blocks);
-      X::put(next, X::power(powers[row]), place(row, i - row * blocks));
-    }
-  } else {
-    for (int i = threadIdx.x; i < x_parts; i += 2 * kThreads) {  // two at a time, to wait once
-      const int other = min(i + kThreads, x_parts - 1), row[2] = {i / blocks, other / blocks};
-      const int block[2] = {i - row[0] * blocks, other - row[1] * blocks};
-      const typename X::Part some[2] = {load(row[0], block[0]), load(row[1], block[1])};
-      const int power[2] = {X::first_power(row_of(row[0])), X::first_power(row_of(row[1]))};
-      fits &= X::put(some[0], power[0], place(row[0], block[0]));
-      if (i + kThreads < x_parts) fits &= X::put(some[1], power[1], place(row[1], block[1]));
-    }
-    if (threadIdx.x < m) powers[threadIdx.x] = X::first_power(row_of(threadIdx.x));
+  for (int i = threadIdx.x; i < x_parts; i += 2 * kThreads) {  // two at a time, to wait once
+    const int other = min(i + kThreads, x_parts - 1), row[2] = {i / blocks, other / blocks};
+    const int block[2] = {i - row[0] * blocks, other - row[1] * blocks};
+    const typename X::Part some[2] = {load(row[0], block[0]), load(row[1], block[1])};
+    const int power[2] = {X::first_power(row_of(row[0])), X::first_power(row_of(row[1]))};
+    fits &= X::put(some[0], power[0], place(row[0], block[0]));
+    if (i + kThreads < x_parts) fits &= X::put(some[1], power[1], place(row[1], block[1]));
   }
+  if (threadIdx.x < m) powers[threadIdx.x] = X::first_power(row_of(threadIdx.x));
 
   // Whether all scales of W are usual; those of blocks past K, which have no products, are made so.
   wait_copies<kSlots - 2>();
@@ -405,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
   static_assert(kLeastScale == 104 + 1 && kMostScale == 127 + 1);
   const bool usual = __syncthreads_and((other & 0xe0e0e0e0u) == 0 && (none & 0x10101010u) == 0x10101010u);
 
-  if (BITS == 16 && __syncthreads_or(!fits)) {
+  if (__syncthreads_or(!fits)) {
     // A row that is too large in f16 is one with a value of 2^16: find those, then their powers.
     bool* const large = reinterpret_cast<bool*>(powers + ROWS);
     if (threadIdx.x < ROWS) large[threadIdx.x] = false;
@@ -432,10 +388,7 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
 #pragma unroll
   for (int h = 0; h < kHalves; ++h)
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int of = powers[min(8 * h + 2 * t + j, m - 1)];
-      down[h][j] = -(BITS == 4 ? X::power(of) : of);
-    }
+    for (int j = 0; j < 2; ++j) down[h][j] = -powers[min(8 * h + 2 * t + j, m - 1)];
 
   uint32_t slot = ring, free_slot = ring + (kSlots - 1) * L::kSlotBytes;
   for (int round = 0; round < rounds; ++round) {

@@ -1,8 +1,8 @@
 """MXFP4 weights times few rows of X on sm_90, W streamed once: the kernel's stub, its plans, its raw op and its value.
 
 Activations are bfloat16. Both operands become float16 in the kernel: W exactly, with its scale, X times a power of two
-for each row (csrc/mxfp4_gemm/nvidia/code_stream_kernel.h says how exactly). MXFP4 activations, which the source takes
-too, are not offered: blocks of a row whose scales are further than 2^35 apart would lose the smaller ones.
+for each row (csrc/mxfp4_gemm/nvidia/code_stream_kernel.h says how exactly). MXFP4 activations would lose bits so, where
+blocks of a row have scales further than 2^35 apart.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ WARPS, STEP_K, TILE_ROWS = 16, 128, 8
 mxfp4_code_stream_out = stub(
     "mxfp4_code_stream_out",
     "module_mxfp4_gemm_code_stream",
-    "out, x: Tensor; Xs: Tensor?; Wq, Ws: Tensor; bits, rows, tiles, sharers, splits, blocks: int; programmatic: bool",
-    "Write X @ Wq^T into ``out`` [M, N] bf16; X is bf16: ``Xs`` None, ``bits`` 16.",
-    variant={"HF_BITS": "bits", "HF_ROWS": "rows", "HF_TILES": "tiles"},
+    "out, x, Wq, Ws: Tensor; rows, tiles, sharers, splits, blocks: int; programmatic: bool",
+    "Write X @ Wq^T into ``out`` [M, N] bf16; X is bf16.",
+    variant={"HF_ROWS": "rows", "HF_TILES": "tiles"},
 )
 
 
@@ -103,7 +103,7 @@ def _launch(
     if xs is not None:
         given_x = f"{x.dtype} with scales"
         raise GuardError(f"mxfp4_code_stream takes bfloat16 activations; got {given_x}: mxfp4_row_stream takes them")
-    mxfp4_code_stream_out(out, x, None, wq, ws, 16, *given, programmatic.active())
+    mxfp4_code_stream_out(out, x, wq, ws, *given, programmatic.active())
 
 
 def run_mxfp4_code_stream(

@@ -394,7 +394,8 @@ def command(
     cells = [(batch, context) for batch in batches for context in contexts]
     with torch.no_grad():
         model = decode_ops.Model(shape, decode_ops.Random(place))
-        steps = measure_cells(model, cells, bandwidth, programmatic, on_step, over_time=timeline is not None)
+        drawn = timeline is not None
+        steps = measure_cells(model, cells, bandwidth, programmatic, on_step, over_time=drawn and tp == 1)
         if ranks != decode_ranks.ALONE:
             cells = [(step.batch, step.context) for step in steps]
             whole = {
@@ -402,7 +403,7 @@ def command(
             }
             model = decode_ranks.part(model, ranks)
             _free()
-            steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole, timeline is not None)
+            steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole, drawn)
         del model
         _free()
     for name in decode_twin.PEERS if peers and tp == 1 else ():
