@@ -23,11 +23,13 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given, product_result
+from hipforge.ops.core.tuned import TunedRow
 from hipforge.ops.mx_quantize import mxfp4_quantize
 from hipforge.ops.mxfp4_gemm import mxfp4_linear
 from hipforge.ops.mxfp4_gemm.family import FAMILY as MXFP4
 from hipforge.ops.mxfp4_gemm.kernels import made
 from hipforge.ops.mxfp4_gemm.raw import Problem, launch
+from hipforge.ops.mxfp4_made import FAMILY
 from hipforge.ops.mxfp8_gemm import mxfp8_linear
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8
@@ -61,23 +63,25 @@ def _decided(op: str, two: str, refusal: str | None, device: torch.device, key: 
 def _plan_quantised(x: Described, wq: Described, w_scale: Described, shuffled: bool) -> Decision:
     problem = Problem.of_floats(x, wq, w_scale, shuffled=shuffled)
     refusal = None if x.dtype in HALVES else f"x of float16 or bfloat16; got {x.dtype}"
-    refusal = refusal or made.refusal(*problem.key)
     target = dispatch.target_of(x.device)
-    choice = made.MADE.choice(dict.fromkeys(made.MADE.parameters, 1))
-    if refusal is None and not isinstance(target, dispatch.Refused) and target[0] in made.MADE.archs:
-        us, configuration = min(made.MADE.default(problem, *target), key=lambda one: one[0])
-        others = (
-            one for kernel in MXFP4.kernels if target[0] in kernel.archs for one in kernel.default(problem, *target)
-        )
-        two_us = QUANTISE_US + min(one[0] for one in others)
-        refusal = None if us <= two_us else f"two launches are faster by the rough times: {two_us:.1f} us for {us:.1f}"
-        choice = made.MADE.choice(configuration)
+    taken = None
+    if refusal is None and not isinstance(target, dispatch.Refused) and target[0] in FAMILY.archs:
+        found = FAMILY.decide(problem)
+        taken = found.accepted
+        refusal = found.refused[0].reason if taken is None else _two_are_faster(problem, *target, taken.row)
     decision = _planned("quantize_mxfp4_linear", "mxfp4_quantize, mxfp4_linear", refusal, x.device, made.MODULE)
     assert decision.accepted is not None
-    if decision.accepted.path != "kernel":
-        return decision
-    accepted = replace(decision.accepted, kernel=choice.kernel, configuration=choice.configuration)
-    return replace(decision, accepted=accepted)
+    return replace(decision, accepted=taken) if taken and decision.accepted.path == "kernel" else decision
+
+
+def _two_are_faster(problem: Problem, arch: str, cu_count: int, row: TunedRow | None) -> str | None:
+    """Return why one launch is not taken, or None; rough times decide where none was measured."""
+    if row is not None and row.values["us"] is not None:
+        return None
+    us = min(one[0] for one in made.MADE.default(problem, arch, cu_count))
+    able = (kernel for kernel in MXFP4.kernels if arch in kernel.archs)
+    two_us = QUANTISE_US + min(one[0] for kernel in able for one in kernel.default(problem, arch, cu_count))
+    return None if us <= two_us else f"two launches are faster by the rough times: {two_us:.1f} us for {us:.1f}"
 
 
 def _plan_norm(x: Described, wq: Described) -> Decision:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,11 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops import mxfp4_gemm as ops
+from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.fused_linear import quantize_mxfp4_linear
 from hipforge.ops.mxfp4_gemm.kernels import made
 from hipforge.ops.mxfp4_gemm.raw import Problem
+from hipforge.ops.mxfp4_made import FAMILY
 from hipforge.ops.reference import quantize_mxfp4, shuffle_scale, shuffle_weight
 
 pytestmark = pytest.mark.usefixtures("every_checker")
@@ -157,6 +161,53 @@ def test_the_task_shapes_are_one_launch(m: int, n: int, k: int) -> None:
 def test_where_two_launches_are_taken(m: int, n: int, k: int, dtype: torch.dtype, reason: str) -> None:
     told = hipforge.explain(quantize_mxfp4_linear, torch.empty(m, k, dtype=dtype), *unfilled(n, k))
     assert told.kernel == "mxfp4_quantize, mxfp4_linear" and reason in told.refused["kernel"]
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Puts a row of the shape (4, 64, 256) into effect, given from its configuration on."""
+
+    def put(row: str) -> None:
+        path = tmp_path / "made.csv"
+        path.write_text(f"{','.join(FAMILY.table.header)}\ngfx950,256,{row}\n")
+        monkeypatch.setenv("HIPFORGE_CONFIG_MXFP4_MADE", str(path))
+        clear_tables()
+
+    yield put
+    monkeypatch.undo()
+    clear_tables()
+
+
+def test_a_row_decides_the_configuration(tables: Callable[[str], None]) -> None:
+    x, w = drawn(4, 256), weights(64, 256)
+    want = quantize_mxfp4_linear(x, *w)
+    ruled = hipforge.explain(quantize_mxfp4_linear, x, *w)
+    assert ruled.row is None and ruled.configuration["columns"] != 3
+    tables("4,64,256,mxfp4_made,m_sub=1;columns=3;k_splits=1,1,,3.0,,,0.001,model:cdna4-events-3")
+    told = hipforge.explain(quantize_mxfp4_linear, x, *w)
+    assert dict(told.configuration) == {"m_sub": 1, "columns": 3, "k_splits": 1}
+    assert told.file is not None and "tuned row" in told.reason
+    torch.testing.assert_close(quantize_mxfp4_linear(x, *w), want, rtol=2.0**-7, atol=0)  # parts of K in another order
+    assert hipforge.explain(quantize_mxfp4_linear, x[:3], *w).row is None
+
+
+@pytest.mark.parametrize(
+    "shape, use_hip, one_launch", [((4, 64, 256), 0, False), ((256, 28672, 1024), 1, True)]
+)  # fmt: skip
+def test_a_measured_row_decides_how_many_launches(
+    shape: tuple[int, int, int], use_hip: int, one_launch: bool, tables: Callable[[str], None]
+) -> None:
+    m, n, k = shape
+    given = torch.empty(m, k, dtype=torch.bfloat16), *unfilled(n, k)
+    assert (hipforge.explain(quantize_mxfp4_linear, *given).kernel == "mxfp4_made") is not one_launch
+    config = f"{m},{n},{k},mxfp4_made,m_sub=1;columns=2;k_splits=1,{use_hip}"
+    if use_hip:  # one that was modelled says nothing of two launches
+        tables(f"{config},,3.0,,,0.001,model:cdna4-events-3")
+        assert hipforge.explain(quantize_mxfp4_linear, *given).kernel == "mxfp4_quantize, mxfp4_linear"
+    tables(f"{config},3.0,,4.0,4.0,0.001,measured:MI355X/torch-2.13")
+    told = hipforge.explain(quantize_mxfp4_linear, *given)
+    assert (told.kernel == "mxfp4_made") is one_launch
+    assert one_launch or "use_hip=0" in told.refused["kernel"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -34,6 +34,7 @@ SCRIPTS = {
     "tune_fp8_grouped_gemm.py": Script("fp8_grouped_gemm", (*GROUPED, "--block", "32")),
     "tune_mxfp4_grouped_gemm.py": Script("mxfp4_grouped_gemm", GROUPED),
     "tune_mxfp4_gemm.py": Script("mxfp4_gemm"),
+    "tune_mxfp4_made.py": Script("mxfp4_made"),
     "tune_fp8_gemm.py": Script("fp8_gemm"),
     "tune_fp8_skinny_gemm.py": Script("fp8_skinny_gemm"),
     "tune_decode_attention.py": Script(

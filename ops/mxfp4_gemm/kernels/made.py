@@ -1,6 +1,7 @@
 """The MXFP4 GEMM that quantises X in its launch, for few rows: its stub, its raw op and its value.
 
-No family chooses it, because its X is not MXFP4: :mod:`hipforge.ops.fused_linear` asks for one launch or two.
+Its X is not MXFP4, so that it has a family of its own, :mod:`hipforge.ops.mxfp4_made`; :mod:`hipforge.ops.fused_linear`
+asks for one launch or two.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from hipforge.ops.core.formats import HALVES
-from hipforge.ops.core.kernel import Configuration, Kernel, Timed
+from hipforge.ops.core.kernel import Configuration, Kernel, Pipeline, Timed
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp4_gemm.kernels.waves import K_SPLITS, K_STEP, k_steps
 from hipforge.ops.mxfp4_gemm.raw import Problem, launch
@@ -22,6 +23,7 @@ M_SUBS = (1, 2, 4)  # of 16 rows of X, per group
 WAVES = 8  # of a group, at most
 STEP_BYTES = 1024 + 64  # of LDS: the codes and scales of 16 rows of X and 128 k
 LDS_BYTES = 64 << 10
+LOAD_STEPS, W_STEP_BYTES = 4, 1024  # of 128 k that a wave requests at once, and of its 16 rows of W
 MOST_ROWS = 256  # from which on two launches are always chosen: X would be made too often
 MAX_BYTES = 2**31 - 1
 
@@ -154,6 +156,7 @@ MADE = Kernel(
     parameters=MappingProxyType({"m_sub": M_SUBS, "columns": range(1, WAVES + 1), "k_splits": K_SPLITS}),
     launch=_launch,
     candidates=_candidates,
+    pipeline=lambda given, cell, arch: Pipeline(LOAD_STEPS * W_STEP_BYTES),
     refusal=_refusal,
     default=_default,
 )
