@@ -47,7 +47,6 @@ from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tuned import NEXT, Column, gemm_shape
 from hipforge.ops.moe_align import moe_align_block_size
 from hipforge.ops.moe_gate_up import (
-    LEAST_SHARED_STEPS,
     GateUp,
     Pair,
     split_configuration,
@@ -55,7 +54,6 @@ from hipforge.ops.moe_gate_up import (
     with_activation,
 )
 from hipforge.ops.moe_gate_up import run as run_gate_up
-from hipforge.ops.mxfp8_gemm.raw import K_STEP
 from hipforge.ops.mxfp8_grouped_gemm import family as mx
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, wave_split
@@ -316,7 +314,8 @@ def _kind_of_result(scales: Scales, out_format: str | None) -> Scales:
     return Scales.ONCE if out_format == "rows" else Scales.MX_SHARED
 
 
-def _new_of_kind(kind: Scales, a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> Pair:
+def new_of_kind(kind: Scales, a_q: torch.Tensor, w: torch.Tensor, num_valid_tokens: int) -> Pair:
+    """Return memory for the elements and scales of gate and up, w's rows, with a kind of scales."""
     shape = num_valid_tokens, w.shape[1] // 2
     if kind is Scales.MX_SHARED:
         return new_or_given_mxfp8(a_q, shape)
@@ -333,17 +332,7 @@ def _new_gate_up(
 ) -> Pair:
     (m, k), (experts, n, _) = a_q.shape, w.shape
     kind = _kind_of_result(scales_of(m, n, k, a_scale, w_scale, experts), out_format)
-    return _new_of_kind(kind, a_q, w, num_valid_tokens)
-
-
-def gate_up_split_of(slots: int, experts: int, n: int, k: int, cu_count: int) -> tuple[int, int]:
-    """Return in how many parts a work-group takes K, and how many share a K, where those of four blocks meet.
-
-    They meet anyway, so that two share a K in every case: smaller work-groups leave fewer compute units idle at the
-    end. Where four times as many work-groups each find a compute unit, four share it, with eight waves each.
-    """
-    blocks = n // (2 * BLOCK) * min(slots, experts)
-    return (2, 4) if -(-k // K_STEP) >= LEAST_SHARED_STEPS and 4 * blocks <= cu_count else (1, 2)
+    return new_of_kind(kind, a_q, w, num_valid_tokens)
 
 
 def _gate_up_configuration(taken: Accepted, experts: int, n: int, k: int) -> Configuration | str:
@@ -355,10 +344,7 @@ def _gate_up_configuration(taken: Accepted, experts: int, n: int, k: int) -> Con
     cu_count, blocks = devices.current().cu_count(), n // (2 * BLOCK) * min(slots, experts)
     if taken.problem.fnuz and blocks > MOST_FNUZ_ROUNDS * cu_count:
         return f"{blocks} blocks of 32 results are more than {MOST_FNUZ_ROUNDS} for each compute unit"
-    if taken.problem.scales is Scales.MX_SHARED:
-        return split_configuration(taken, experts, n, k)
-    parts, groups = gate_up_split_of(slots, experts, n, k, cu_count)
-    return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
+    return split_configuration(taken, experts, n, k, taken.problem.scales.block)
 
 
 def _launch_gate_up(
@@ -368,7 +354,7 @@ def _launch_gate_up(
     fp8_gate_up_out(out, out_scales, *given, int(scales), workspace, rows, parts, groups)
 
 
-_FUSED: dict[Scales, dict[str, GateUp]] = {
+FUSED: dict[Scales, dict[str, GateUp]] = {
     scales: {KERNEL: GateUp(GATE_UP_KERNEL, _gate_up_configuration, functools.partial(_launch_gate_up, scales))}
     for scales in Scales
     if scales is not Scales.ONCE  # whose results share a scale with those of many work-groups
@@ -387,7 +373,7 @@ def _plan_gate_up(
     if taken is None or taken.path != "kernel":
         return decision
     kind = _kind_of_result(taken.problem.scales, out_format)
-    return with_activation(decision, _FUSED[kind], w) if kind is taken.problem.scales and kind in _FUSED else decision
+    return with_activation(decision, FUSED[kind], w) if kind is taken.problem.scales and kind in FUSED else decision
 
 
 @operator(_plan_gate_up, fake=_new_gate_up)
@@ -450,5 +436,5 @@ def grouped_swiglu_fp8(
         scales = scales_of(a_q.shape[0], w.shape[1], w.shape[2], a_scale, w_scale, w.shape[0])
     kind = _kind_of_result(scales, out_format)
     activation = alpha, beta, limit, interleaved
-    new = functools.partial(_new_of_kind, kind)
-    return run_gate_up(taken, _FUSED.get(kind, {}), grouped_fp8_linear, parts, activation, _ACTIVATED[kind], new)
+    new = functools.partial(new_of_kind, kind)
+    return run_gate_up(taken, FUSED.get(kind, {}), grouped_fp8_linear, parts, activation, _ACTIVATED[kind], new)

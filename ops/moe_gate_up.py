@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hipforge import devices
 from hipforge.ops.core import invariance
 from hipforge.ops.core.dispatch import Accepted, Decision
 from hipforge.ops.core.documented import documented_like
@@ -20,8 +19,7 @@ from hipforge.ops.core.kernel import Configuration
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.core.stub import stub
-from hipforge.ops.mxfp8_gemm.kernels.wave_split import MOST_STEPS
-from hipforge.ops.mxfp8_gemm.raw import K_STEP
+from hipforge.ops.gate_up_split import MX_FP8, Problem, split_of_problem
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, row_stream, tiles, wave_split
@@ -29,37 +27,6 @@ from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
 KERNEL = "mxfp8_gate_up"
-GROUPS = (1, 2, 4)  # work-groups that share the K of a block of results
-LEAST_SHARED_STEPS = 22  # below, the sums' meeting costs more than it saves: bench_moe_peers.py --groups
-LEAST_HALVED_STEPS = 11  # the same for two that meet, times the elements in a byte
-MOST_BEYOND = 0.25  # blocks for each compute unit beyond a full round: with more of them memory is the bound
-PACKED_ROUNDS = 3  # full rounds of blocks with two elements in a byte, beyond which memory is the bound
-MOST_BEYOND_PACKED = 0.5  # the same there
-
-
-def split_of(slots: int, experts: int, n: int, k: int, cu_count: int, packing: int = 1) -> tuple[int, int]:
-    """Return in how many parts a work-group takes K, and how many work-groups share the K of a block of results.
-
-    A compute unit loads what its work-groups need at one rate, however many they are: the one with the most decides. So
-    four share a K where the blocks leave three quarters of them idle, or nearly, two where they leave half, and four
-    again where a few have one block more than the others: a second one, of W with ``packing`` elements in a byte, 2, a
-    third, or about half of them a fourth, by the number of experts that slots with uniform choices have. One part is
-    enough where K is short or where work-groups fill the GPU.
-    """
-    steps, blocks = -(-k // K_STEP), n // (2 * BLOCK) * min(slots, experts)
-    if steps <= MOST_STEPS:
-        return 1, 1
-    if steps >= LEAST_SHARED_STEPS and 4 * blocks <= (1 + (packing - 1) * MOST_BEYOND) * cu_count:
-        return 1, 4
-    if steps >= LEAST_HALVED_STEPS * packing and 2 * blocks <= cu_count:
-        return 1, 2
-    if steps >= LEAST_SHARED_STEPS and packing * cu_count < blocks <= (packing + MOST_BEYOND) * cu_count:
-        return 1, 4
-    if steps >= LEAST_SHARED_STEPS and packing == 2:
-        rounds = n // (2 * BLOCK) * experts * (1 - (1 - 1 / experts) ** slots) / cu_count
-        if PACKED_ROUNDS < rounds <= PACKED_ROUNDS + MOST_BEYOND_PACKED:
-            return 1, 4
-    return (1 if blocks >= cu_count else 2), 1
 
 
 def split_workspace(slots: int, n: int, groups: int, device: torch.device, block: int = BLOCK) -> torch.Tensor | None:
@@ -85,11 +52,11 @@ mxfp8_gate_up_out = stub(
 )
 
 
-def split_configuration(taken: Accepted, experts: int, n: int, k: int, packing: int = 1) -> Configuration:
+def split_configuration(taken: Accepted, experts: int, n: int, k: int, kind: int = MX_FP8) -> Configuration:
     """Return the configuration with the epilogue, where the kernel that splits K over waves was accepted."""
     slots = invariance.ROWS if invariance.STATE.on else taken.problem.slots
-    parts, groups = split_of(slots, experts, n, k, devices.current().cu_count(), packing)
-    return {"rows": taken.configuration["rows"], "parts": parts, "groups": groups}
+    split = split_of_problem(Problem(slots, n, k, experts, kind, taken.problem.device))
+    return {"rows": taken.configuration["rows"], **split}
 
 
 def launch_split(

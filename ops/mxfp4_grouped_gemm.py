@@ -27,6 +27,7 @@ from hipforge.ops.core.kernel import Configuration, kernel_table
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tuned import NEXT, gemm_shape
+from hipforge.ops.gate_up_split import MXFP4
 from hipforge.ops.moe_align import moe_align_block_size
 from hipforge.ops.moe_gate_up import GateUp, launch_split, new_gate_up, planned, split_configuration
 from hipforge.ops.moe_gate_up import run as run_gate_up
@@ -238,7 +239,7 @@ def grouped_mxfp4_linear(
     return run(taken, parts, out, uncovered, grouped_mm, _start)
 
 
-_SPLIT = functools.partial(split_configuration, packing=2)
+_SPLIT = functools.partial(split_configuration, kind=MXFP4)
 FUSED = {KERNEL: GateUp(GATE_UP_KERNEL, _SPLIT, functools.partial(launch_split, mxfp4_gate_up_out))}
 
 

@@ -154,7 +154,7 @@ def expected(cell: MoeCell, made: Format, parts: MoeOperands) -> torch.Tensor:
     return out if parts.weights is None else out * parts.weights[:, None]
 
 
-def _rerouted(parts: MoeOperands, number: int) -> list[MoeOperands]:
+def rerouted(parts: MoeOperands, number: int) -> list[MoeOperands]:
     """Return operands whose calls route to other experts each, so that weights come from memory."""
     slots, top_k = parts.topk_ids.shape
     experts = parts.w.shape[0]
@@ -219,7 +219,7 @@ def grouped_tuner(
         expected=lambda cell, parts: expected(cell, made_of(cell), parts),
         run=run,
         count=count,
-        copies=_rerouted,
+        copies=rerouted,
         bytes_per_call=lambda parts: len(parts.busy) * parts.w[0].numel(),
         **more,
     )

@@ -16,6 +16,7 @@ from hipforge.errors import ConfigError
 from hipforge.jit.cache.files import read
 
 MLA = ("glm_moe_dsa", "deepseek_v41_text")
+BLOCK = 32  # columns of an expert that GPUs divide at most, as its scales have them
 KNOWN = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "minimax_m3_vl_text", *MLA)
 
 
@@ -27,7 +28,7 @@ class Experts:
         count: E.
         top_k: of them per token.
         hidden: K of gate and up, and N of down.
-        inner: half of the N of gate and up, and K of down.
+        inner: half of the N of gate and up, and K of down; a multiple of 32, of the GPU that has most.
     """
 
     count: int
@@ -187,7 +188,10 @@ def _weights(config: Mapping[str, Any], tp: int) -> Weights:
         dense += mlp(config.get("dense_intermediate_size") or config["intermediate_size"])
     if shared:
         dense += mlp(shared)
-    routed = Experts(count, config["num_experts_per_tok"], hidden, part(inner))
+    # In whole blocks of scales, as servers divide them: some GPUs have one block more than others, and none has less.
+    blocks = -(-inner // BLOCK)
+    of_one = part(inner) if part(inner) % BLOCK == 0 else BLOCK * -(-blocks // tp)
+    routed = Experts(count, config["num_experts_per_tok"], hidden, of_one)
     return Weights((*dict.fromkeys(dense),), routed)
 
 

@@ -49,6 +49,16 @@ OPTIONS: Mapping[str, Sequence[click.Option]] = {
         click.Option(["--weighted/--unweighted"], help="Whether slots have weights, with --shapes."),
         *_CONFIG,
     ),
+    "kind": (
+        click.Option(
+            ["--kind"],
+            type=click.Choice(["8", "4", "128", "32"]),
+            default="8",
+            show_default=True,
+            callback=lambda context, option, value: int(value),
+            help="Weights: 8 for MX-FP8, 4 for MXFP4, or of fp8 the rows that share a scale.",
+        ),
+    ),
     "block": (
         click.Option(
             ["--block"],
@@ -72,6 +82,9 @@ OPTIONS: Mapping[str, Sequence[click.Option]] = {
     ),
     "matrix": (click.Option(["--size"], multiple=True, nargs=2, type=_POSITIVE, help="ROWS COLUMNS; repeatable."),),
 }
+
+
+OPTIONS = {**OPTIONS, "gate_up": OPTIONS["grouped"]}
 
 
 def _weights_of(config: Path, tp: int) -> Weights:
@@ -135,6 +148,11 @@ def _grouped(
     return [one for one in made if not columns or one.n in columns]
 
 
+def _gate_up(tuner: Import, **given: Any) -> Sequence[Any]:
+    """Return the cells of first products, which have no weights of slots."""
+    return [cell for cell in _grouped(tuner, **given) if not cell.has_weight]
+
+
 def _attention(tuner: Import, **given: Sequence[Any]) -> Sequence[Any]:
     """Return the default cells, or every combination of what is given."""
     if not any(given.values()):
@@ -150,6 +168,6 @@ def _matrix(tuner: Import, *, size: Sequence[tuple[int, int]]) -> Sequence[Any]:
 
 
 CELLS: Mapping[str, Callable[..., Sequence[Any]]] = {
-    "gemm": _gemm, "grouped": _grouped, "attention": _attention, "matrix": _matrix,
+    "gemm": _gemm, "grouped": _grouped, "gate_up": _gate_up, "attention": _attention, "matrix": _matrix,
 }  # fmt: skip
 """(what imports the tuner, the options' values) -> cells, by the first word of ``OPTIONS``."""

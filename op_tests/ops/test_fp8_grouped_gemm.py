@@ -15,7 +15,7 @@ from helpers.mxfp8_grouped_cases import random_owners, sort_slots
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
-from hipforge.ops import fp8_grouped_gemm, swiglu_fp8
+from hipforge.ops import swiglu_fp8
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_grouped_gemm import (
     fp8_gate_up_out,
@@ -24,6 +24,7 @@ from hipforge.ops.fp8_grouped_gemm import (
     grouped_gemm_fp8,
     grouped_swiglu_fp8,
 )
+from hipforge.ops.gate_up_split import split_of_four
 from hipforge.ops.moe_gate_up import split_workspace
 
 pytestmark = pytest.mark.gfx942
@@ -367,10 +368,10 @@ def test_results_have_the_scales_that_are_asked_for(arch: str, path: str) -> Non
 
 
 def test_gate_and_up_are_one_launch_where_slots_are_few(arch: str) -> None:
-    assert fp8_grouped_gemm.gate_up_split_of(8, 128, 384, 4096, 256) == (2, 4)  # 48 blocks
-    assert fp8_grouped_gemm.gate_up_split_of(8, 128, 768, 4096, 256) == (1, 2)  # 96
-    assert fp8_grouped_gemm.gate_up_split_of(17, 128, 768, 4096, 256) == (1, 2)  # 204
-    assert fp8_grouped_gemm.gate_up_split_of(4, 32, 768, 1024, 256) == (1, 2)  # a short K
+    assert split_of_four(8, 128, 384, 4096, 256) == (2, 4)  # 48 blocks
+    assert split_of_four(8, 128, 768, 4096, 256) == (1, 2)  # 96
+    assert split_of_four(17, 128, 768, 4096, 256) == (1, 2)  # 204
+    assert split_of_four(4, 32, 768, 1024, 256) == (1, 2)  # a short K
     for kind in FUSED_KINDS:
         for slots, kernel in ((512, "fp8_gate_up"), (513, "fp8_grouped_split")):
             case = experts(kind, arch, (0,) * slots, 2 * 32, 256, count=1, block_m=64)

@@ -14,7 +14,8 @@ from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops import moe_gate_up
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, split_of, split_workspace
+from hipforge.ops.gate_up_split import split_of
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, split_workspace
 from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_split
 
 pytestmark = pytest.mark.gfx942

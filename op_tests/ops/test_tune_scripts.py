@@ -13,6 +13,7 @@ from hipforge import devices
 from hipforge.cli.tune import TUNERS
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
 from hipforge.tuning.families.fp8_gemm import QUANTIZERS
+from hipforge.tuning.families.gate_up_split import KINDS
 from hipforge.tuning.options import OPTIONS
 
 FOLDER = Path(__file__).resolve().parents[1]
@@ -33,6 +34,7 @@ SCRIPTS = {
     "tune_mxfp8_grouped_gemm.py": Script("mxfp8_grouped_gemm", GROUPED),
     "tune_fp8_grouped_gemm.py": Script("fp8_grouped_gemm", (*GROUPED, "--block", "32")),
     "tune_mxfp4_grouped_gemm.py": Script("mxfp4_grouped_gemm", GROUPED),
+    "tune_gate_up_split.py": Script("gate_up_split", (*GROUPED, "--kind", "128")),
     "tune_mxfp4_gemm.py": Script("mxfp4_gemm"),
     "tune_mxfp4_made.py": Script("mxfp4_made"),
     "tune_fp8_gemm.py": Script("fp8_gemm"),
@@ -51,8 +53,9 @@ def test_every_script_is_run_here_and_every_family_has_one() -> None:
     assert {script.family for script in SCRIPTS.values()} == set(TUNERS)
 
 
-def test_the_blocks_that_the_command_offers_are_those_of_the_tuner() -> None:
-    assert [int(block) for block in OPTIONS["block"][0].type.to_info_dict()["choices"]] == [*QUANTIZERS]
+@pytest.mark.parametrize(("option", "kinds"), [("block", QUANTIZERS), ("kind", KINDS)])
+def test_the_kinds_that_the_command_offers_are_those_of_the_tuner(option: str, kinds: dict[int, object]) -> None:
+    assert [int(kind) for kind in OPTIONS[option][0].type.to_info_dict()["choices"]] == [*kinds]
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

@@ -29,6 +29,9 @@ EXPECTED = {
     ("qwen3_235b_a22b", 1): Weights(((4096, 9216), (8192, 4096)), Experts(128, 8, 4096, 1536)),
     ("qwen3_235b_a22b", 8): Weights(((4096, 1280), (1024, 4096)), Experts(128, 8, 4096, 192)),  # one KV head each
     ("gpt_oss_120b", 1): Weights(((2880, 5120), (4096, 2880)), Experts(128, 4, 2880, 2880)),
+    # 23 and 12 of an expert's 90 blocks of 32 columns, not 22.5 and 11.25.
+    ("gpt_oss_120b", 4): Weights(((2880, 1280), (1024, 2880)), Experts(128, 4, 2880, 736)),
+    ("gpt_oss_120b", 8): Weights(((2880, 640), (512, 2880)), Experts(128, 4, 2880, 384)),
     # Latents of query and keys, queries, the heads' output, queries and keys of the index, dense layers, shared expert.
     ("glm_5", 8): Weights(
         (
