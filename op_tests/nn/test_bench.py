@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from dataclasses import asdict
@@ -54,6 +55,22 @@ def test_the_page_names_goals_that_reading_the_weights_alone_misses() -> None:
     assert beyond not in page_of((line(2, 4.9), 6.0), (line(3, None), 6.0))
 
 
+def test_the_page_derives_the_time_of_reading_where_a_goal_is_below_it() -> None:
+    def line(m: int, reading: float, published: float) -> bench.Cell:
+        calls = tuple(bench.Call("fp8_gemm", f"{each},64,128") for each in (m, m))
+        return bench.Cell(calls, published, "somebody", 0.5, "kernel", reading, 7_280_000)
+
+    cells = (line(1, 6.0, 10.0), 7.0), (line(2, 6.0, 14.0), 8.0), (line(3, 6.0, 10.0), 4.0)
+    page = page_of(*cells)
+    start = machine("MI355X")["start_ns"] / 1e3
+    derived = page[page.index("## Goals below the time of reading") :]
+    (row,) = [row for row in derived.splitlines() if row.startswith("| `")]  # that which misses it
+    assert row.startswith("| `fp8_gemm` 1,64,128 + ")
+    assert row.endswith("| 7,280,000 | 1.00 | 3.19 | 4.19 | 6.00 | 2,587 | 5.00 | 4,013 |")
+    assert round(7280 / (6.0 - 2 * start)) == 2587 and round(7280 / (5.0 - 2 * start)) == 4013
+    assert "## Goals below" not in page_of((line(3, 6.0, 14.0), 8.0))
+
+
 # Of a routed line: experts with a slot, and rows and columns of one's W, of both products.
 ROUTED = {1: ((9, 1024, 6144), (9, 6144, 512)), 16: ((109, 1024, 6144), (113, 6144, 512))}
 
@@ -72,7 +89,11 @@ def test_times_of_reading_are_those_of_the_kernels_that_read(tokens: int) -> Non
     assert len(dense) == 3
     for shape, us in dense:
         assert us == pytest.approx(read_alone((1, *map(int, shape.split(","))), bits=8), abs=0.006)
-    us = told[bench.Call("grouped_swiglu_mxfp8", f"{tokens},1024,6144,257,9")]
+    sizes = {cell.calls[0]: cell.read_bytes for cell in bench.CELLS if cell.reading_us is not None}
+    assert all(sizes[call] == math.prod(map(int, call.shape.split(",")[1:])) for call in told if call.op == "fp8_gemm")
+    call = bench.Call("grouped_swiglu_mxfp8", f"{tokens},1024,6144,257,9")
+    us = told[call]
+    assert sizes[call] == sum(experts * n * k * 33 // 32 for experts, n, k in ROUTED[tokens])
     assert us == pytest.approx(sum(read_alone((e, n * 33, k // 32), bits=8) for e, n, k in ROUTED[tokens]), abs=0.011)
 
 

@@ -44,6 +44,7 @@ class Cell:
         figure: what was published: durations of kernels as a profiler shows them, or the interval of whole calls.
         reading_us: modelled durations, added, of kernels that read the calls' weights once and compute nothing, the
             fastest of eight each (``op_tests/helpers/streaming.py``), or None.
+        read_bytes: what those kernels read: weights and, in MX formats, their scales.
     """
 
     calls: tuple[Call, ...]
@@ -52,13 +53,19 @@ class Cell:
     goal: float | None = None
     figure: Literal["kernel", "call"] = "call"
     reading_us: float | None = None
+    read_bytes: int | None = None
 
 
 def _ptpc(n: int, k: int, reading: float, *published: float) -> list[Cell]:
     return [
-        Cell((Call("fp8_gemm", f"{m},{n},{k}"),), us, AMD, 0.85 if m <= 16 else 1.0, "kernel", reading)
+        Cell((Call("fp8_gemm", f"{m},{n},{k}"),), us, AMD, 0.85 if m <= 16 else 1.0, "kernel", reading, n * k)
         for m, us in zip((1, 16, 64), published, strict=True)
     ]
+
+
+def _mx_bytes(*weights: tuple[int, int, int]) -> int:
+    """Return the bytes of experts' weights with a scale byte for each 32, given as experts, rows and columns."""
+    return sum(experts * n * k * 33 // 32 for experts, n, k in weights)
 
 
 def _experts(kind: str, tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> tuple[Call, Call]:
@@ -102,10 +109,13 @@ CELLS = (
     *_ptpc(6144, 6144, 8.94, 10.7, 10.4, 12.7),
     *(Cell((Call("mxfp8_linear", f"{m},2304,6144"),)) for m in (1, 16, 64)),
     *(
-        Cell(_experts("mxfp8", tokens, 6144, 512, 257, 9), us, AMD, goal, "kernel", reading)
-        # Reading the weights of 9 experts, of 109 and 113, and of 240 and 227: as many as have slots.
-        for tokens, us, goal, reading in (
-            (1, 27.0, 0.65, 18.87), (16, 181.5, 0.95, 168.88), (64, 351.0, 0.95, 353.67),
+        Cell(
+            _experts("mxfp8", tokens, 6144, 512, 257, 9), us, AMD, goal, "kernel", reading,
+            _mx_bytes((first, 1024, 6144), (second, 6144, 512)),
+        )
+        # Reading the weights of as many experts as have slots in the first product, and in the second.
+        for tokens, us, goal, reading, first, second in (
+            (1, 27.0, 0.65, 18.87, 9, 9), (16, 181.5, 0.95, 168.88, 109, 113), (64, 351.0, 0.95, 353.67, 240, 227),
         )
     ),
     *(
@@ -361,7 +371,8 @@ def text(report: Mapping[str, Any]) -> str:
             f"{'' if ratio is None else f'{ratio:.2f}'} | {'' if goal is None else f'≤ {goal:g}'} | "
             f"{'' if reading is None else f'{reading:.2f}'} | {kernels} |"
         )
-    return "\n".join([*lines, *_summary(report["rows"]), *_steps(report.get("steps", ())), ""])
+    lines += [*_summary(report["rows"]), *_derivation(report), *_steps(report.get("steps", ())), ""]
+    return "\n".join(lines)
 
 
 def _title(calls: Iterable[Call]) -> str:
@@ -383,18 +394,62 @@ def _options(configuration: Mapping[str, int]) -> str:
 
 
 def _summary(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    asked = [(_times(row)[2], row["cell"]) for row in rows if row["cell"]["goal"] is not None]
-    if not asked:
+    rows = [row for row in rows if row["cell"]["goal"] is not None]
+    if not rows:
         return []
-    missed = [cell for ratio, cell in asked if ratio is None or ratio > cell["goal"]]
-    beyond = [
-        cell for cell in missed if (cell.get("reading_us") or 0.0) > cell["goal"] * (cell["published_us"] or math.inf)
-    ]
-    lines = ["", f"{len(asked) - len(missed)} of {len(asked)} lines that have a goal reach it."]
+    missed, beyond = _missed(rows), _beyond(rows)
+    lines = ["", f"{len(rows) - len(missed)} of {len(rows)} lines that have a goal reach it."]
     if beyond:
         how = "reading the weights alone takes longer than the goal allows"
         lines.append(
             f"In {len(beyond)} of the {len(missed)} others {how}: {'; '.join(_limit(cell) for cell in beyond)}."
+        )
+    return lines
+
+
+def _missed(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    asked = ((_times(row)[2], row["cell"]) for row in rows if row["cell"]["goal"] is not None)
+    return [cell for ratio, cell in asked if ratio is None or ratio > cell["goal"]]
+
+
+def _beyond(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the lines that miss a goal which is below the time of reading their weights."""
+    return [cell for cell in _missed(rows) if (cell.get("reading_us") or 0.0) > _allowed(cell)]
+
+
+def _allowed(cell: Mapping[str, Any]) -> float:
+    return math.inf if cell["goal"] is None else cell["goal"] * (cell["published_us"] or math.inf)
+
+
+def _derivation(report: Mapping[str, Any]) -> list[str]:
+    """Return a table of what reading the weights takes where the goal allows less, from the model's parameters."""
+    cells = [cell for cell in _beyond(report["rows"]) if cell.get("read_bytes")]
+    if not cells or not str(report["source"]).startswith("model:"):
+        return []
+    from hipforge.emulator.timing import machine
+    from hipforge.emulator.timing.context import gpu_of
+
+    of = machine(gpu_of(report["arch"]))
+    rate, start = of["hbm_gbps"], of["start_ns"] / 1e3
+    lines = [
+        "", "## Goals below the time of reading", "",
+        f"The model's HBM delivers {rate:,.0f} GB/s, and a launch starts in {start:.2f} µs "
+        f"(`emulator/timing/machines.py`, {of.version}). Where their sum is below `allowed`, goal times published, "
+        "they alone would leave the goal possible. `reading` is longer: the first bytes arrive one latency after the "
+        "start, and the channels of a die are not equally busy. The rates are those of the bytes once the launches "
+        "have started.",
+        "",
+        f"| calls | bytes | / {rate:,.0f} GB/s | starts | sum | reading | reading reaches, GB/s | allowed "
+        "| the goal needs, GB/s |",
+        "|---|" + "---|" * 8,
+    ]  # fmt: skip
+    for cell in cells:
+        read, starts, allowed = cell["read_bytes"], start * len(cell["calls"]), _allowed(cell)
+        least = read / rate / 1e3
+        cells_of = [f"{us:.2f} | {read / (us - starts) / 1e3:,.0f}" for us in (cell["reading_us"], allowed)]
+        title = " + ".join(f"`{call['op']}` {call['shape']}" for call in cell["calls"])
+        lines.append(
+            f"| {title} | {read:,} | {least:.2f} | {starts:.2f} | {least + starts:.2f} | {' | '.join(cells_of)} |"
         )
     return lines
 
