@@ -28,8 +28,9 @@ from hipforge.emulator.timing import Capture, estimate
 from hipforge.emulator.timing.machines import MI355X
 from hipforge.ops import fp8_grouped_gemm as fp8
 from hipforge.ops.core.dispatch import Choice
+from hipforge.ops.gate_up_split import GROUPS
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
-from hipforge.ops.moe_gate_up import GROUPS, grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_workspace
+from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_workspace
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, stream, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
