@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,49 @@ def test_what_the_bench_of_an_nvidia_gpu_does_not_know_is_refused() -> None:
     assert result.exit_code == 2 and "none is not one of mxfp8, mxfp4, skinny, norms" in result.output
     result = CliRunner().invoke(bench_gpu.main, ["--ops", "routing"])
     assert result.exit_code == 1 and "the kernels are for sm_90" in result.output
+
+
+def measured(path: Path, rows: list[dict[str, Any]]) -> Path:
+    bench.write_csv(path, [{**row, "source": "measured:a card", "error": 0.0} for row in rows])
+    return path
+
+
+@pytest.mark.parametrize(
+    "rows, drawn",
+    [
+        (
+            [
+                {"m": m, "n": 64, "k": 128, "implementation": name, "floor_us": 2.0, "us": us * m}
+                for m in (1, 8, 64)
+                for name, us in (("hipforge kernel rows=8", 3.0), ("hipforge programmatic", 2.5), ("torch bf16", 4.0))
+            ],
+            {"reading W", "hipforge", "hipforge programmatic", "torch bf16", "M", "µs (measured)"},
+        ),
+        (
+            [{"batch": 2, "implementation": "hipforge fp8", "mb": 268.0, "us": 100.0}],
+            {"TB/s (measured)", "hipforge", "batch=2"},
+        ),
+    ],
+    ids=["against M", "bandwidth"],
+)
+def test_rows_of_another_machine_are_drawn(
+    rows: list[dict[str, Any]], drawn: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    picture = tmp_path / "rows.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        result = invoke("mxfp8", "--read", str(measured(tmp_path / "rows.csv", rows)), "--plot", str(picture))
+    assert result.exit_code == 0, result.output
+    assert drawn <= set(re.findall(r"<text[^>]*>([^<]*)</text>", picture.read_text()))
+
+
+@pytest.mark.parametrize(
+    "text, more, message",
+    [("a,b\n1,2\n", ["--plot", "x.svg"], "has no rows of a bench"), ("a\n", [], "say where to, with --plot")],
+)
+def test_rows_that_cannot_be_drawn_are_refused(text: str, more: list[str], message: str, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text(text)
+    result = invoke("mxfp8", "--read", str(source), *more)
+    assert result.exit_code == 2 and message in result.output
+    assert not (tmp_path / "x.svg").exists()

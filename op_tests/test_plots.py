@@ -53,7 +53,12 @@ def test_launches_of_a_kernel_share_a_line_in_the_order_of_the_first(picture: Pa
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda path: plots.bars([], "t", "µs", path), lambda path: plots.landscapes([], path)]
+    "draw",
+    [
+        lambda path: plots.bars([], "t", "µs", path),
+        lambda path: plots.curves([], "t", "M", "µs", path),
+        lambda path: plots.landscapes([], path),
+    ],
 )
 def test_an_empty_picture_is_an_error(draw, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="would be empty"):

@@ -9,11 +9,12 @@ status 1.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ from hipforge.tuning import timing
 
 Row = Mapping[str, Any]
 TO_CSV = click.option("--csv", "csv_path", type=Output(), help="Also write the rows here.")
+READ = click.option(
+    "--read", "earlier", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Draw the rows of an earlier --csv, of this machine or another, instead of running anything.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,16 +183,68 @@ def key_of(row: Row) -> list[tuple[str, Any]]:
     return list(row.items())[: list(row).index("implementation")]
 
 
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of an earlier --csv, without empty cells, numbers as numbers."""
+
+    def value(text: str) -> Any:
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(text)
+        return text
+
+    with path.open(newline="", encoding="utf-8") as stream:
+        return [{name: value(text) for name, text in row.items() if text} for row in csv.DictReader(stream)]
+
+
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the times or the instructions of each problem's implementations."""
-    metric = "us" if rows[0].get("us") is not None else "instructions"
-    unit = "µs (measured)" if metric == "us" else "wave-instructions (counted)"
+    """Draw each problem's implementations: times against M, bandwidth of what moves memory, or instructions.
+
+    Raises:
+        ConfigError: as :func:`hipforge.plots.bars`.
+    """
+    measured = rows[0].get("us") is not None
+    if measured and len({row.get("m") for row in rows}) > 2 and all("m" in row for row in rows):
+        return plots.curves(list(_against_m(rows)), title, "M", "µs (measured)", path)
+    metric, unit = ("us", "µs (measured)") if measured else ("instructions", "wave-instructions (counted)")
+    moves = measured and all("mb" in row for row in rows)
     values = []
     for row in rows:
         if row.get(metric):
             label = " ".join(value if isinstance(value, str) else f"{name}={value}" for name, value in key_of(row))
-            values.append(plots.Bar(label, row["implementation"], row[metric]))
-    plots.bars(values, title, unit, path)
+            value = row["mb"] / row["us"] if moves else row[metric]
+            values.append(plots.Bar(label, _series(row["implementation"]), value))
+    return plots.bars(values, title, "TB/s (measured)" if moves else unit, path)
+
+
+def _series(implementation: str) -> str:
+    """Return an implementation without what its configuration adds: words with digits, and our kernels' names."""
+    words = implementation.split()
+    if words[0] == "hipforge":
+        return "hipforge programmatic" if "programmatic" in words else "hipforge"
+    return " ".join(word for word in words if "=" not in word)
+
+
+def _against_m(rows: Sequence[Row]) -> Iterator[plots.Curve]:
+    """Yield curves of a shape: each implementation in the best of its configurations, and reading its weight."""
+    found: dict[tuple[str, str, bool], dict[float, float]] = {}
+    for row in rows:
+        shape = " ".join(v if isinstance(v, str) else f"{n.upper()}={v}" for n, v in key_of(row) if n != "m")
+        floors = [("reading W", row.get("floor_us"), True)]
+        for name, us, bound in [(_series(row["implementation"]), row["us"], False), *floors]:
+            if us:
+                best = found.setdefault((shape, name, bound), {})
+                best[row["m"]] = min(us, best.get(row["m"], us))
+    for (shape, name, bound), points in found.items():
+        yield plots.Curve(shape, name, list(points.items()), bound)
+
+
+def _drawn_from(earlier: Path, title: str, picture: Path | None) -> None:
+    if picture is None:
+        raise click.UsageError("--read draws the rows of a file: say where to, with --plot FILE")
+    rows = read_csv(earlier)
+    if not rows or not {"implementation", "source"} <= rows[0].keys():
+        raise click.BadParameter(f"{earlier} has no rows of a bench's --csv", param_hint="--read")
+    draw(rows, f"{title}, {rows[0]['source']}", picture)
 
 
 def command(title: str, max_error: float, archs: Sequence[str] = ()) -> Callable[[Any], click.Command]:
@@ -202,8 +259,11 @@ def command(title: str, max_error: float, archs: Sequence[str] = ()) -> Callable
     def decorate(problems: Callable[..., Iterable[Problem]]) -> click.Command:
         @TO_CSV
         @PICTURE_OPTION
+        @READ
         @functools.wraps(problems)
-        def run(csv_path: Path | None, picture: Path | None, **given: Any) -> None:
+        def run(csv_path: Path | None, picture: Path | None, earlier: Path | None, **given: Any) -> None:
+            if earlier is not None:
+                return _drawn_from(earlier, title, picture)
             current = devices.current()
             if current.kind == "reference" or (archs and current.arch_of() not in archs):
                 where = f"the kernels are for {', '.join(archs) or 'a GPU or the emulator'}"
@@ -224,6 +284,7 @@ def command(title: str, max_error: float, archs: Sequence[str] = ()) -> Callable
                 draw(rows, title, picture)
             if any(not row["error"] <= max_error for row in judged):
                 sys.exit(f"a result is wrong: column error must be at most {max_error:g}")
+            return None
 
         return click.command(context_settings={"show_default": True})(run)
 

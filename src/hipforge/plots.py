@@ -205,6 +205,50 @@ def bars(values: Sequence[Bar], title: str, unit: str, path: Path) -> None:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A line of :func:`curves`.
+
+    Attributes:
+        panel: which axes it is in.
+        series: whose values these are, the same in every panel.
+        points: x and y, both greater than 0.
+        bound: whether it is a limit, which is dashed.
+    """
+
+    panel: str
+    series: str
+    points: Sequence[tuple[float, float]]
+    bound: bool = False
+
+
+def curves(found: Sequence[Curve], title: str, x: str, y: str, path: Path) -> None:
+    """Draw lines on logarithmic scales, those of a series in one colour.
+
+    Raises:
+        ConfigError: there is no line, or as :func:`figure`.
+    """
+    if not found:
+        raise ConfigError(f"the picture {path} would be empty: no row has a value in {y}")
+    panels = list(dict.fromkeys(one.panel for one in found))
+    series = list(dict.fromkeys(one.series for one in found))
+    with figure(path, len(panels), size=(4.2, 3.8)) as all_axes:
+        for axes, panel in zip(all_axes, panels, strict=True):
+            for one in found:
+                if one.panel != panel:
+                    continue
+                look = {"linestyle": "--", "color": "black"} if one.bound else {"marker": "o"}
+                look.setdefault("color", f"C{series.index(one.series) % 10}")
+                axes.plot(*zip(*sorted(one.points), strict=True), label=one.series, markersize=3, **look)
+            axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=panel)
+            at = sorted({point[0] for one in found if one.panel == panel for point in one.points})
+            axes.set_xticks(at, [f"{each:g}" for each in at], fontsize=7)
+            axes.tick_params(axis="x", which="minor", bottom=False)
+            axes.grid(which="major", alpha=0.3)
+        all_axes[0].legend(fontsize=7)
+        all_axes[0].figure.suptitle(title)
+
+
+@dataclass(frozen=True)
 class Landscape:
     """What a search found for one problem.
 
