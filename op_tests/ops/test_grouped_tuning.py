@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +13,18 @@ import torch
 from click.testing import CliRunner
 
 import hipforge
+from hipforge import devices
 from hipforge.cli.main import cli
 from hipforge.cli.tune import command_of
+from hipforge.emulator import timing
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.tuning import driver, work
-from hipforge.tuning.families import fp8_grouped_gemm, mxfp4_grouped_gemm, mxfp8_grouped_gemm
+from hipforge.tuning.families import fp8_grouped_gemm, gate_up_split, mxfp4_grouped_gemm, mxfp8_grouped_gemm
 from hipforge.tuning.families.fp8_grouped_gemm import ScaledMoeCell
-from hipforge.tuning.grouped import MoeCell, MoeOperands
+from hipforge.tuning.grouped import ROUTINGS, MoeCell, MoeOperands, over_routings
 from hipforge.tuning.search import Trial
 from hipforge.tuning.table_writer import merge_rows, read_existing
 from hipforge.tuning.tuner import Tuner, relative_error
@@ -81,6 +84,29 @@ def on_cpu(case: Case, cell: MoeCell, arch: str = "gfx950") -> MoeOperands:
 def given(cell: MoeCell, parts: MoeOperands) -> tuple[Any, ...]:
     weights = parts.a, parts.a_scale, parts.w, parts.w_scale
     return *weights, *parts.index, cell.m, DEFAULT_BLOCK_M, cell.a_div, parts.weights
+
+
+def test_a_candidate_is_modelled_over_several_routings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median counts: by one routing alone a configuration may win by where its work-groups fall."""
+    cell, arch = MoeCell(64, 256, 1, False, 4, experts=40, top_k=2), devices.current().arch_of()
+    parts, routed, times = mxfp4_grouped_gemm.TUNER.operands(cell, arch, torch.device("cpu")), [], iter((3.0, 9.0, 4.0))
+    monkeypatch.setattr(timing, "estimate", lambda *_: SimpleNamespace(replay_us=next(times), bound="some"))
+    modelled = over_routings(lambda *_: parts, lambda choice, cell, given: routed.append(given.topk_ids.tolist()))
+    assert modelled(Choice("k", {}), cell, arch) == (4.0, "some")
+    assert len(routed) == ROUTINGS == 3 and routed[0] not in routed[1:] and routed[1] != routed[2]
+
+
+@pytest.mark.parametrize("tuner", [mxfp4_grouped_gemm.TUNER, gate_up_split.TUNER], ids=["grouped", "gate and up"])
+def test_tuners_of_experts_model_over_routings(
+    tuner: Tuner[Any, MoeOperands], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = gate_up_split.SplitCell if tuner is gate_up_split.TUNER else MoeCell
+    cell, arch = made(64, 256, 1, False, 4, experts=40, top_k=2), devices.current().arch_of()
+    asked = []
+    monkeypatch.setattr(timing, "estimate", lambda *_: asked.append(1) or SimpleNamespace(replay_us=1.0, bound="some"))
+    assert tuner.modelled is not None
+    assert tuner.modelled(tuner.family.choices(cell, arch)[0], cell, arch)[0] == 1.0
+    assert len(asked) == ROUTINGS
 
 
 def test_a_modelled_row_is_written_per_cell_and_measured_ones_stay(case: Case, tmp_path: Path) -> None:

@@ -121,5 +121,6 @@ TUNER = Tuner(
     count=_count,
     copies=grouped.rerouted,
     bytes_per_call=lambda parts: len(parts.busy) * parts.w[0].numel(),
+    modelled=grouped.over_routings(lambda cell, arch: _operands(cell, arch, torch.device("cpu")), _run),
     loop=lambda name: "gate_up_kernel.h",
 )
