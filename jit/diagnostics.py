@@ -32,11 +32,20 @@ _TRANSIENT = re.compile(
 
 _SIGNAL_STATUS = 128
 
-# Errors of a source that uses HIP's headers and is compiled without them.
-_NOT_BARE = re.compile(r"hip/[\w/]+\.h:|undeclared identifier|unknown type name|no member named|undefined hidden")
-_BARE_HINT = (
-    'the module says "bare": true, so it has no header of HIP but hipforge/amd/hip.h, and no device library; if the '
-    'source needs more of HIP than that, remove "bare" and include hip/hip_runtime.h'
+# Errors of a source that needs more of headers than a module with "bare": true has, and how its command is told.
+_BARE = (
+    (
+        re.compile(r"\s-nogpuinc\b"),
+        re.compile(r"hip/[\w/]+\.h:|undeclared identifier|unknown type name|no member named|undefined hidden"),
+        "no header of HIP but hipforge/amd/hip.h, and no device library; if the source needs more of HIP than that, "
+        'remove "bare" and include hip/hip_runtime.h',
+    ),
+    (
+        re.compile(r"/nvidia/bare\b"),
+        re.compile(r'identifier "\w+" is undefined|has no member|no instance of overloaded function|was not declared'),
+        "of CUDA's headers only what hipforge/nvidia/bare has; if the source needs more of CUDA than that, "
+        'remove "bare"',
+    ),
 )
 
 
@@ -68,8 +77,10 @@ class StepFailure:
     @property
     def hint(self) -> str:
         """What to do about it, as a line of its own, or nothing."""
-        bare = "-nogpuinc" in self.command.split()
-        return f"\n{_BARE_HINT}" if bare and _NOT_BARE.search(self.output) else ""
+        for command, error, rest in _BARE:
+            if command.search(self.command) and error.search(self.output):
+                return f'\nthe module says "bare": true, so it has {rest}'
+        return ""
 
     @property
     def first_error(self) -> str:

@@ -49,8 +49,8 @@ class ModuleEntry:
     ``flags_extra_hip_per_source`` adds flags for the sources whose path matches a pattern such as ``*_device.cu``.
     ``srcs`` and ``flags_extra_hip`` are for every vendor; if the entry gives them by vendor, they are the first
     vendor's, and :meth:`for_vendor` returns the entry of another.
-    ``bare``: the compiler reads no header before the sources and links no device library, so they include
-    ``hipforge/amd/hip.h`` in place of ``hip/hip_runtime.h``.
+    ``bare``: the compiler reads no header, or a small one, before the sources and links no device library, so they
+    include ``hipforge/amd/hip.h`` or ``hipforge/device/hip.h`` in place of ``hip/hip_runtime.h``.
     ``torch_exclude``: a module with ``"ffi": "pybind11"`` gets no headers and libraries of torch. ``variants`` names
     the ``-D`` macros a build is specialised on and the values each may have; ``build_ahead`` lists by architecture the
     combinations that the op's tuned table and default rule choose, if they are few of all. They are built ahead of

@@ -68,7 +68,7 @@ void mxfp8_ring_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   }();
   const int64_t pieces = hf::ceil_div(k, 512) * 32, turns = hf::ceil_div(pieces, kMostSharing);
   const int64_t threads = hf::ceil_div(hf::ceil_div(pieces, turns), 32) * 32;
-  const int64_t of_w = shared ? n : made_scales ? std::min<int64_t>(hf::ceil_div(n * pitch / 4, threads), 8 * processors) : 0;
+  const int64_t of_w = shared ? n : made_scales ? hf::smaller(hf::ceil_div(n * pitch / 4, threads), 8 * processors) : 0;
   hf::Launch at{dim3(static_cast<uint32_t>(padded + of_w)), static_cast<uint32_t>(threads), 0, stream};
   at.programmatic = programmatic;
   hf::launch(turns == 1 ? share_scales<1> : turns == 2 ? share_scales<2> : share_scales<8>, at, sharing);
@@ -80,7 +80,7 @@ void mxfp8_ring_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
                   hf::map_of({space + words_at, steps, padded, padded * 4, kSpan, Tile::kRows, 4}),
                   made_scales ? hf::map_of({space + scales_at, n, pitch, pitch, Tile::kColumns, kScaleLine, 1})
                               : hf::map_of({Ws.data<uint8_t>(), n, k / kBlock, k / kBlock, Tile::kColumns, kScaleLine, 1})};
-  const int64_t at_once = k_splits > 1 ? tiles : std::min<int64_t>(tiles, int64_t{processors} * Tile::kBlocks);
+  const int64_t at_once = k_splits > 1 ? tiles : hf::smaller(tiles, int64_t{processors} * Tile::kBlocks);
   hf::Launch tiled{dim3(static_cast<uint32_t>(at_once * k_splits)), Tile::kThreads, Tile::kBytes, stream};
   tiled.cluster = static_cast<uint32_t>(k_splits);
   tiled.programmatic = true;  // it waits for share_scales before it reads what that writes, and W has been there before that

@@ -22,8 +22,6 @@
 // W over the memory's bandwidth.
 #pragma once
 
-#include <algorithm>
-
 #include "../../mxfp8_gemm/nvidia/row_step.h"
 #include "problem.h"
 
@@ -306,7 +304,7 @@ inline void stream_rows(const Problem& problem, const Operands& given, int64_t r
   HF_CHECK(blocks >= 1 && blocks <= kMaxInt32, "blocks must be between 1 and 2^31 - 1; got ", blocks);
   HF_CHECK(given.k <= kMaxK, "K must be at most ", kMaxK, "; got ", given.k);
   HF_CHECK(given.n <= kMaxN, "N must be at most ", kMaxN, "; got ", given.n);
-  const int64_t groups = std::min<int64_t>(problem.tiles * int64_t{hf::ceil_div(given.block_m, ROWS)}, given.num_valid);
+  const int64_t groups = hf::smaller(problem.tiles * int64_t{hf::ceil_div(given.block_m, ROWS)}, given.num_valid);
   HF_CHECK(groups <= kMostGroups, "a block lists the groups of up to ", ROWS, " slots, at most ", kMostGroups, "; there can be ",
            groups, " of num_valid_tokens = ", given.num_valid, ": use the kernel in tiles");
   if (groups == 0) return;

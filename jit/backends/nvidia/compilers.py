@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hipforge.errors import ToolchainError
 from hipforge.jit.backends.nvidia.backend import WHEELS
-from hipforge.jit.backends.nvidia.nvcc import ENVIRONMENT, Nvcc, gencode, host_compiler
+from hipforge.jit.backends.nvidia.nvcc import BARE, BARE_FLAGS, ENVIRONMENT, Nvcc, gencode, host_compiler
 from hipforge.jit.cache import cache_dir
+from hipforge.jit.roots import package_roots
 from hipforge.jit.spec import KEY_ENVIRONMENT
 from hipforge.jit.tools import Tool, ask, identify, stamp
 
@@ -87,7 +88,7 @@ def inspect(path: Path, arch: str) -> Nvcc:
     if Path(os.path.realpath(top / "bin/nvcc")) != Path(os.path.realpath(path)):
         parts["nvcc"] = identify(top / "bin/nvcc", digests)  # `path` is a script that calls it
     _check_host(path, Path(found), arch, top)
-    return Nvcc(tool, top, parts, release)
+    return Nvcc(tool, top, parts, release, _takes_bare(path, Path(found), arch, top))
 
 
 def _release(tool: Tool) -> str:
@@ -129,6 +130,19 @@ def _check_host(path: Path, host: Path, arch: str, top: Path) -> None:
         raise ToolchainError(f"it refuses the host compiler {host}: {error}; set NVCC_CCBIN to one that it takes")
     wheel = next((wheel for header, wheel in _HEADERS.items() if header in error), None)
     raise ToolchainError(f"its headers cannot be read: {error}" + (f"; {_WHEELS} (or {wheel})" if wheel else ""))
+
+
+def _takes_bare(path: Path, host: Path, arch: str, top: Path) -> bool:
+    """Return whether a launch and kernels' functions compile over the headers in place of CUDA's.
+
+    What nvcc makes of a launch calls functions of CUDA's headers, others in each release.
+    """
+    roots = package_roots()
+    files = [Path(roots.show(f"{BARE}/{name}")) for name in ("probe.cu", "cuda_runtime.h", "builtins.h")]
+    argv = [str(path), gencode(arch), *map(roots.show, BARE_FLAGS), "-c", str(files[0]), "-o", "/dev/null"]
+    question = f"{path} bare {arch} {stamp(host)} {_environment()}"
+    status, _ = ask(question, argv, Path(os.path.realpath(path)), (top, top / "include", *files))
+    return status == 0
 
 
 def _first_error(text: str) -> str:

@@ -27,6 +27,11 @@ DEVICE_FLAGS = (
     "-fmad=false", "--expt-relaxed-constexpr", "-Xptxas", "-v", "-DHF_VENDOR=nvidia",
     "-I${CSRC}/include/hipforge/nvidia/include",
 )  # fmt: skip
+BARE = "${CSRC}/include/hipforge/nvidia/bare"
+"""The folder whose ``cuda_runtime.h`` is read in place of CUDA's by a module that is bare."""
+
+# crt/common_functions.h, which the host compiler's pass over nvcc's own text includes, brings CUDA's mathematics.
+BARE_FLAGS = (f"-I{BARE}", "-Xcompiler", "-D__COMMON_FUNCTIONS_H__")
 _HOST_OPTIONS = ("-f", "-W", "-m", "-idirafter")
 _OWN_OPTIONS = ("-fmad", "-ftz", "-maxrregcount", "-minimal")
 
@@ -39,12 +44,16 @@ def gencode(arch: str) -> str:
 
 @dataclass(frozen=True)
 class Nvcc:
-    """An nvcc: ``top`` is its toolkit's folder, ``parts`` are the programs it calls, its host compiler included."""
+    """An nvcc: ``top`` is its toolkit's folder, ``parts`` are the programs it calls, its host compiler included.
+
+    ``bare``: whether it takes the headers in ``BARE`` for CUDA's.
+    """
 
     tool: Tool
     top: Path
     parts: dict[str, Tool]
     release: str
+    bare: bool = True
 
     @property
     def description(self) -> str:
@@ -73,7 +82,9 @@ class Nvcc:
         """Return the command that compiles one source."""
         output = f"{unit.name}.o"
         language = "cu" if unit.is_hip else "c" if unit.source.endswith(".c") else "c++"
-        device = (gencode(arch), "-O3", *DEVICE_FLAGS) if unit.is_hip else ("-O2",)
+        bare = BARE_FLAGS if unit.bare and self.bare else ()
+        # -O1 is for the host's code: ptxas and cicc optimise fully without being told.
+        device = (gencode(arch), "-O1", *DEVICE_FLAGS, *bare) if unit.is_hip else ("-O2",)
         name = f"{unit.name}.device" if unit.is_hip else f"{unit.name}.host"
         base = ("${NVCC}", "-x", language, *device, "-Xcompiler", "-fPIC", *_translated(unit.flags))
         listing = ("-MF", f"{name}.d", "-MT", output)

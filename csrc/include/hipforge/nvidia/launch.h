@@ -16,6 +16,9 @@ struct Launch {
   bool programmatic = false;
 };
 
+/// The smaller of two counts.
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 template <class T>
 struct SameType { using type = T; };
 
@@ -23,15 +26,16 @@ struct SameType { using type = T; };
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), const Launch& at, typename SameType<Parameters>::type... arguments) {
   constexpr uint32_t kWithoutAsking = 48 * 1024, kPortableCluster = 8;
+  const void* const function = reinterpret_cast<const void*>(kernel);
   if (at.lds > kWithoutAsking)
-    HF_HIP(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(at.lds)));
+    HF_HIP(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(at.lds)));
   if (at.cluster == 1 && !at.programmatic) {
     kernel<<<at.grid, at.block, at.lds, at.stream>>>(arguments...);
     HF_HIP(hipGetLastError());
     return;
   }
   if (at.cluster > kPortableCluster)
-    HF_HIP(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    HF_HIP(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {at.grid, at.block, at.lds, at.stream, attributes, 0};
   if (at.cluster > 1) {
@@ -42,7 +46,8 @@ void launch(void (*kernel)(Parameters...), const Launch& at, typename SameType<P
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  HF_HIP(cudaLaunchKernelEx(&config, kernel, arguments...));
+  void* addresses[] = {&arguments...};
+  HF_HIP(cudaLaunchKernelExC(&config, function, addresses));
 }
 
 }  // namespace hf
