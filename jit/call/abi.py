@@ -55,11 +55,15 @@ _EMULATOR_FUNCTIONS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """Where entries run: the kind of device and the addresses of its runtime's functions (0: not needed)."""
+    """Where entries run: the kind of device and the addresses of its runtime's functions (0: not needed).
+
+    ``hip``: get and set a thread's GPU. ``name_stream``: :func:`hipforge.jit.call.torch_functions.stream_namer`.
+    """
 
     target: Target
     emulator: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
     hip: tuple[int, int] = (0, 0)
+    name_stream: int = 0
 
 
 def process_environment() -> Environment:
@@ -74,9 +78,14 @@ def process_environment() -> Environment:
     if device.kind == "emulator":
         push, pop, last, clear, stream = (_address(library, name) for name in _EMULATOR_FUNCTIONS)
         return Environment("emulator", emulator=(push, pop, last, clear, stream))
+    import torch
+
+    from hipforge.jit.call.torch_functions import stream_namer
+
     vendor = device.vendor
     get, set_ = (_address(library, name) for name in vendor.runtime_functions)
-    return Environment(vendor.device, hip=(get, set_))
+    one = torch.cuda.device_count() == 1  # the current GPU of every thread
+    return Environment(vendor.device, hip=(0, 0) if one else (get, set_), name_stream=stream_namer())
 
 
 def bind(
@@ -260,7 +269,7 @@ def make_binder(environment: Environment, *, reading: Reading = "functions") -> 
         read_tensor,
         read_stream,
         table,
-        (*environment.emulator, *environment.hip),
+        (*environment.emulator, *environment.hip, environment.name_stream),
         (
             tensors.problem,
             torch.Tensor.is_neg,

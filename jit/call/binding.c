@@ -9,6 +9,7 @@
 #include "binding_overlap.h"
 #include "binding_describe.h"
 #include "binding_route.h"
+#include "binding_run.h"
 
 /* Puts positional and keyword arguments and defaults in order; borrowed references. */
 static int order_arguments(Entry* self, PyObject* const* args, Py_ssize_t given, PyObject* kwnames, PyObject** out) {
@@ -125,85 +126,6 @@ static int convert(Entry* self, Py_ssize_t i, PyObject* object, hf_arg* arg, int
       return 0;
     }
   }
-}
-
-static int current_stream(const Binder* env, int device_index, void** out) {
-  if (env->table) return env->table->current_stream(env->target == ON_CUDA ? DL_CUDA : DL_ROCM, device_index, out);
-  PyObject* stream = PyObject_CallFunction(env->read_stream, "i", device_index);
-  if (!stream) return -1;
-  *out = PyLong_AsVoidPtr(stream);
-  Py_DECREF(stream);
-  return PyErr_Occurred() ? -1 : 0;
-}
-
-static void raise_entry_error(Entry* self, int kind, const char* message, const char* fault) {
-  const Binder* env = self->env;
-  /* An interrupted launch reports the handler's exception, not its own abort: the emulator's poll leaves it set. */
-  if (PyErr_Occurred() || PyErr_CheckSignals()) return;
-  if (fault) {
-    PyErr_Format(env->errors[0], "%s: %s", self->name, fault);
-  } else {
-    if (kind < HF_ERROR_GUARD || kind > HF_ERROR_OTHER) kind = HF_ERROR_OTHER;
-    PyErr_Format(env->errors[kind], "%s: %s", self->name, message);
-  }
-}
-
-/* Runs the entry without the GIL, on the tensors' device; 0, or -1 with an exception set. */
-static int run_on_gpu(Entry* self, hf_call* call, int device_index) {
-  const Binder* env = self->env;
-  if (current_stream(env, device_index, &call->stream)) return -1;
-  int previous = device_index, status = 0, kind = 0;
-  PyThreadState* thread = PyEval_SaveThread();
-  status = env->get_device(&previous);
-  if (!status && previous != device_index) status = env->set_device(device_index);
-  if (!status) kind = self->entry(call);
-  if (!status && previous != device_index) env->set_device(previous);
-  PyEval_RestoreThread(thread);
-  if (status) {
-    PyErr_Format(env->errors[HF_ERROR_LAUNCH], "%s: %s error %d on making GPU %d the current one", self->name,
-                 env->target == ON_CUDA ? "CUDA" : "HIP", status, device_index);
-    return -1;
-  }
-  if (kind) raise_entry_error(self, kind, call->error, NULL);
-  return PyErr_Occurred() ? -1 : 0;
-}
-
-static int run_on_emulator(Entry* self, hf_call* call) {
-  const Binder* env = self->env;
-  Extent extents[MAX_ARGS];
-  int32_t count = 0;
-  for (Py_ssize_t i = 0; i < self->count; ++i) {
-    const hf_arg* arg = &call->args[i];
-    if (arg->kind != HF_KIND_TENSOR) continue;
-    Extent* extent = &extents[count++];
-    extent->name = self->texts[i];
-    extent->base = (uint64_t)(uintptr_t)arg->value.tensor.data;
-    extent->bytes = extent_bytes(&arg->value.tensor);
-    extent->writable = self->writable[i];
-    extent->reserved = 0;
-  }
-  PyThreadState* thread = PyEval_SaveThread();
-  if (env->emulator_stream) call->stream = env->emulator_stream();
-  env->clear_error();
-  env->push_extents(extents, count);
-  const int kind = self->entry(call);
-  env->pop_extents();
-  /* A fault counts even if the entry forgot to ask hipGetLastError. */
-  const char* fault = kind == HF_OK || kind == HF_ERROR_LAUNCH ? env->last_error() : NULL;
-  PyEval_RestoreThread(thread);
-  if (kind || fault || PyErr_Occurred()) {
-    raise_entry_error(self, kind, call->error, fault);
-    return -1;
-  }
-  return 0;
-}
-
-static int run_on_host(Entry* self, hf_call* call) {
-  PyThreadState* thread = PyEval_SaveThread();
-  const int kind = self->entry(call);
-  PyEval_RestoreThread(thread);
-  if (kind) raise_entry_error(self, kind, call->error, NULL);
-  return PyErr_Occurred() ? -1 : 0;
 }
 
 static int64_t mode_depth(const Binder* env) {
@@ -491,9 +413,8 @@ static PyObject* binder_dispatch(PyObject* binder, PyObject* args) {
 
 /* make_binder(target, tensor_type, parameter_type, errors, mode_depth, read_tensor, read_stream, table_capsule,
  *           addresses, checks, torch): target 0 host, 1 emulator, 2 hip, 3 cuda; errors: five exception classes, EmulatorFault first;
- * addresses: seven ints: push, pop, last_error, clear_error and stream of the emulator, the functions that get and set
- * a thread's GPU
- * (0: none).
+ * addresses: eight ints: push, pop, last_error, clear_error and stream of the emulator, the functions that get and set
+ * a thread's GPU, the one that names its stream (0: none).
  * checks: (problem, is_negative, storage, storage_bytes, storage_offset, grad_enabled, drop_gradient, part,
  * dtype_type), as in Binder.
  * table_capsule: torch's DLPack exchange table, or None to read tensors through the two callables.
@@ -523,10 +444,10 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   PyObject *tensor_type, *parameter_type, *errors, *mode_depth, *read_tensor, *read_stream, *capsule;
   PyObject *problem, *is_negative, *storage, *storage_bytes, *storage_offset, *grad_enabled, *drop_gradient, *torch;
   PyObject *part, *dtype_type;
-  unsigned long long a[7];
-  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKKK)(OOOOOOOOO)O", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
+  unsigned long long a[8];
+  if (!PyArg_ParseTuple(args, "iOOO!OOOO(KKKKKKKK)(OOOOOOOOO)O", &target, &tensor_type, &parameter_type, &PyTuple_Type, &errors,
                         &mode_depth, &read_tensor, &read_stream, &capsule, &a[0], &a[1], &a[2], &a[3], &a[4], &a[5],
-                        &a[6], &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient, &part,
+                        &a[6], &a[7], &problem, &is_negative, &storage, &storage_bytes, &storage_offset, &grad_enabled, &drop_gradient, &part,
                         &dtype_type, &torch))
     return NULL;
   if (PyTuple_Size(errors) != 5 || target < ON_HOST || target > ON_CUDA) {
@@ -570,6 +491,7 @@ static PyObject* module_make_binder(PyObject* module, PyObject* args) {
   env->emulator_stream = (void* (*)(void))(uintptr_t)a[4];
   env->get_device = (int (*)(int*))(uintptr_t)a[5];
   env->set_device = (int (*)(int))(uintptr_t)a[6];
+  env->name_stream = (StreamName (*)(int8_t))(uintptr_t)a[7];
   return (PyObject*)env;
 }
 

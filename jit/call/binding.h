@@ -118,7 +118,19 @@ typedef struct {
   uint8_t dtypes[64]; /* hf_dtype by torch's number */
 } Torch;
 
-enum { TORCH_FUNCTIONS = 15 };
+enum { TORCH_FUNCTIONS = 15, MAX_GPUS = 64 };
+
+/* A stream as torch names it: its device, type and index in a byte each, and a number that is one stream's for as long as the
+ * process lives. A C++ function returns its object of this layout in two registers, as C does this one. */
+typedef struct {
+  int64_t device, id;
+} StreamName;
+
+typedef struct {
+  int64_t id;
+  void* handle;
+  int known;
+} NamedStream;
 
 typedef struct {
   PyObject_HEAD
@@ -145,8 +157,10 @@ typedef struct {
   const char* (*last_error)(void);
   void (*clear_error)(void);
   void* (*emulator_stream)(void); /* null: none */
-  int (*get_device)(int*);
+  int (*get_device)(int*); /* null: there is one GPU, which is every thread's current one */
   int (*set_device)(int);
+  StreamName (*name_stream)(int8_t); /* this thread's current stream of a GPU; null: its handle is asked for in every call */
+  NamedStream streams[MAX_GPUS];     /* the last one of each GPU */
 } Binder;
 
 static int on_gpu(const Binder* env) { return env->target >= ON_HIP; }

@@ -78,6 +78,22 @@ def find(codes: Mapping[Any, int]) -> tuple[Any, ...] | None:
     return (8 * words.index(sample._cdata), addresses, *constants, bytes(table))
 
 
+def stream_namer() -> int:
+    """Return the address of torch's function that names a thread's current stream of a GPU; 0 where it has none.
+
+    It asks no driver, unlike torch's function for the stream's handle.
+    """
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libc10_cuda.so"
+    try:
+        function = ctypes.CDLL(str(library))._ZN3c104cuda20getCurrentCUDAStreamEa
+    except (OSError, AttributeError) as error:
+        log.debug("a stream's handle is asked for in every call: %s", error)
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def agree(facts: Callable[[Any], Any], read_tensor: Callable[[Any], Any]) -> bool:
     """Return whether ``facts`` (the binding's) says of some tensors what Python says."""
     import torch

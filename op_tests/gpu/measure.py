@@ -23,21 +23,23 @@ CALLS = 300  # of a round on the host: below the length of a stream's queue, so 
 def call_costs() -> None:
     """Print nanoseconds of a call on the host, five tensors and two integers, launch included: ours beside peers.
 
-    A launch alone is timed in a loop of the module's own; what a call takes beyond it is the binding's. A peer that
-    cannot be built says why.
+    A launch alone is timed in a loop of the module's own; what a call takes beyond it is the binding's. The emulator's
+    binding calls the same function of the same library with CPU tensors. A peer that cannot be built says why.
     """
     from hipforge.jit import compile_ops, loader, registry
+    from hipforge.jit.call import abi
+    from hipforge.jit.call.signature import signature_of
 
     print_card()
     sources = Path(__file__).parents[1] / "bench_sources"
     values = {"module_bench_call": {"srcs": [str(sources / "bench_call.cu")]}}
     registry.register_values(sources / "modules.json", values)
 
-    @compile_ops("module_bench_call", mutates=("out",))
     def bench_guarded_out(
         out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, n: int, block: int
     ) -> None: ...
 
+    stub = compile_ops("module_bench_call", mutates=("out",))(bench_guarded_out)
     m, k, n = 1, 1024, 256
 
     def operands(device: str) -> list[torch.Tensor]:
@@ -48,8 +50,9 @@ def call_costs() -> None:
     on_gpu = operands("cuda")
     x, weight = torch.randn(4, 64, device="cuda").bfloat16(), torch.ones(64, device="cuda").bfloat16()
     y = torch.empty_like(x)
-    bench_guarded_out(*on_gpu, 64, 8)
-    launches = loader.load("module_bench_call", {}, devices.current().arch_of()).library.bench_launches
+    stub(*on_gpu, 64, 8)
+    library = loader.load("module_bench_call", {}, devices.current().arch_of()).library
+    launches = library.bench_launches
     launches.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p]
     addresses = on_gpu[0].data_ptr(), on_gpu[1].data_ptr()
     stream = torch.cuda.current_stream().cuda_stream
@@ -72,9 +75,20 @@ def call_costs() -> None:
         on_cpu = operands("cpu")  # it launches nothing and writes from the host
         return lambda: built.bench_guarded_out(*on_cpu, 64, 8)
 
+    def emulators_binding() -> Callable[[], object]:
+        from hipforge.emulator import runtime
+
+        functions = {name: abi._address(runtime.load().library, name) for name in abi._EMULATOR_FUNCTIONS}
+        binder = abi.make_binder(abi.Environment("emulator", emulator=tuple(functions.values())))
+        signature = signature_of(bench_guarded_out, mutates=("out",))
+        call = abi.bind(library, "bench_guarded_out", signature, divert=bench_guarded_out, binder=binder)
+        on_cpu = operands("cpu")
+        return lambda: call(*on_cpu, -1, 8)
+
     calls: dict[str, Callable[[], Callable[[], object]]] = {
-        "hipforge stub": lambda: lambda: bench_guarded_out(*on_gpu, 64, 8),
-        "hipforge stub, no launch": lambda: lambda: bench_guarded_out(*on_gpu, -1, 8),
+        "hipforge stub": lambda: lambda: stub(*on_gpu, 64, 8),
+        "hipforge stub, no launch": lambda: lambda: stub(*on_gpu, -1, 8),
+        "emulator's binding, no launch": emulators_binding,
         "hipforge.rms_norm with out": lambda: lambda: hipforge.rms_norm(x, weight, 1e-6, out=y),
         "torch.empty on the CPU, no launch": lambda: lambda: torch.empty(m, n, dtype=torch.bfloat16),
         "torch: out.zero_()": lambda: lambda: on_gpu[0].zero_(),

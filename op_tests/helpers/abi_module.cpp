@@ -143,4 +143,9 @@ HF_API int get_device(int* out) { *out = current; return 0; }
 HF_API int set_device(int index) { if (index == 66) return 101; current = history[changes++ % 8] = index; return 0; }
 HF_API int device_change(int i) { return i < changes ? history[i] : -1; }
 HF_API void forget_changes() { changes = 0; current = 3; }
+// As c10::cuda::getCurrentCUDAStream: a device, type and index, and a number.
+struct StreamName { int8_t type, index; int64_t id; };
+static int64_t stream_id[8];
+HF_API StreamName name_stream(int8_t index) { return {1, static_cast<int8_t>(index == 7 ? 0 : index), stream_id[index]}; }
+HF_API void set_stream_id(int index, int64_t id) { stream_id[index] = id; }
 }

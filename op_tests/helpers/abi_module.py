@@ -46,13 +46,13 @@ def address(library, name):
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
 
-def environment(library, target):
+def environment(library, target, **more):
     return abi.Environment(
         target,
         emulator=tuple(
             address(library, name) for name in ("push", "pop", "last_error", "clear_error", "emulator_stream")
         ),
-        hip=tuple(address(library, name) for name in ("get_device", "set_device")),
+        **{"hip": tuple(address(library, name) for name in ("get_device", "set_device")), **more},
     )
 
 

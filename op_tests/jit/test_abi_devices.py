@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from helpers.abi_module import count_extents, describe, environment, fail_with, scalars, with_stream
+from helpers.abi_module import address, count_extents, describe, environment, fail_with, scalars, with_stream
 
 from hipforge.errors import EmulatorFault, GuardError, LaunchError
 from hipforge.jit.call import abi
@@ -81,8 +81,8 @@ def on_gpu(library, monkeypatch):
     monkeypatch.setattr(abi, "read_tensor", lambda t: (t.data_ptr(), 9, True, t.shape[0], tuple(t.shape), t.stride()))
     monkeypatch.setattr(abi, "read_stream", lambda index: 0x1000 + index)
 
-    def bind(stub):
-        binder = abi.make_binder(environment(library, "hip"), reading="python")
+    def bind(stub, **more):
+        binder = abi.make_binder(environment(library, "hip", **more), reading="python")
         return abi.bind(library, stub.__name__, signature_of(stub, mutates=("out",)), binder=binder)
 
     return bind
@@ -116,6 +116,33 @@ def test_a_gpu_call_gets_torchs_stream_on_the_tensors_own_device(on_gpu, library
     library.forget_changes()
     on_gpu(with_stream)(torch.zeros(3))
     assert library.device_change(0) == -1  # already current
+
+
+def test_a_streams_handle_is_asked_for_when_its_name_is_another(on_gpu, library, monkeypatch):
+    asked = []
+
+    def read_stream(index):
+        asked.append(index)
+        return 0x1000 * len(asked)
+
+    monkeypatch.setattr(abi, "read_stream", read_stream)
+    library.seen_stream.restype = ctypes.c_int64
+    call = on_gpu(with_stream, name_stream=address(library, "name_stream"))
+
+    def seen(gpu, name):
+        library.set_stream_id(gpu, ctypes.c_int64(name))
+        call(torch.zeros(gpu))
+        return library.seen_stream(), len(asked)
+
+    assert [seen(3, 0), seen(3, 0), seen(5, 0), seen(3, 0)] == [(0x1000, 1), (0x1000, 1), (0x2000, 2), (0x1000, 2)]
+    assert [seen(3, 1 << 40), seen(3, 1 << 40), seen(5, 0)] == [(0x3000, 3), (0x3000, 3), (0x2000, 3)]
+    assert [seen(7, 0), seen(7, 0)] == [(0x4000, 4), (0x5000, 5)]  # it names another GPU's stream: not believed
+
+
+def test_where_there_is_one_gpu_no_thread_is_asked_for_its_own(on_gpu, library):
+    library.seen_stream.restype = ctypes.c_int64
+    on_gpu(with_stream, hip=(0, 0))(torch.zeros(5))
+    assert library.seen_stream() == 0x1005 and library.device_change(0) == -1
 
 
 def test_tensors_of_two_gpus_are_refused(on_gpu):
