@@ -35,7 +35,7 @@ loader.exec_module(module)
 
 errors = (Refused, Refused, Refused, Refused, Refused)
 checks = (lambda tensor: None, nothing, None, nothing, nothing, lambda: False, nothing, nothing, type)
-binder = module.make_binder(0, Tensor, type, errors, nothing, read_tensor, nothing, None, (0,) * 7, checks, None)
+binder = module.make_binder(0, Tensor, type, errors, nothing, read_tensor, nothing, None, (0,) * 8, checks, None)
 address = ctypes.cast(library.hf_entry_scalars, ctypes.c_void_p).value
 names = ("out", "maybe", "i", "d", "b", "s")
 scalars = binder.bind(address, "scalars", "Ttidbs", names, bytes(6), (0.5, True, "abc"), None, library)
