@@ -6,20 +6,25 @@ which ``gpu.staging`` runs on the GPU as they are.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import abi_module
 
 import hipforge
 from hipforge import devices
 from hipforge.errors import ConfigError, GuardError, HipforgeError
+from hipforge.jit.call import abi, torch_functions
+from hipforge.jit.call.signature import signature_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -77,6 +82,29 @@ def test_a_side_stream_is_used_and_memory_freed_while_work_is_queued_is_not_reus
     assert not side.query()  # nothing above waited for the GPU
     side.synchronize()
     assert all(torch.equal(result, want) for result in results)
+
+
+def test_a_call_gets_the_handle_of_torchs_current_stream_of_every_kind_and_thread() -> None:
+    library = ctypes.CDLL(str(abi_module.build()))
+    library.seen_stream.restype = ctypes.c_int64
+    signature = signature_of(abi_module.with_stream, mutates=("out",))
+    call = abi.bind(library, "with_stream", signature, binder=abi.process_binder())
+    out = torch.zeros(2, device="cuda")
+
+    def seen() -> int:
+        call(out)
+        return int(library.seen_stream())
+
+    sides = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.Stream()]
+    streams = [torch.cuda.default_stream(), *sides, torch.cuda.ExternalStream(sides[0].cuda_stream)]
+    assert torch_functions.stream_namer()
+    for stream in [*streams, *reversed(streams)]:
+        with torch.cuda.stream(stream), ThreadPoolExecutor(1) as other:
+            assert [seen(), seen(), other.submit(seen).result()] == [stream.cuda_stream, stream.cuda_stream, 0]
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        out.zero_()
+        assert seen() == torch.cuda.current_stream().cuda_stream != 0
+    assert seen() == 0
 
 
 def test_a_consumer_on_another_stream_waits_for_the_producers_event() -> None:

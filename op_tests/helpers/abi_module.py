@@ -30,10 +30,13 @@ def with_stream(out: torch.Tensor) -> None: ...
 def count_extents(out: torch.Tensor, x: torch.Tensor | None, y: torch.Tensor | None) -> None: ...
 
 
+def build():
+    return host_library.build("test_abi_module", sources=[SOURCE], cflags=["-std=c++17", "-O1", "-Wall", "-Werror"])
+
+
 @pytest.fixture(scope="session")
 def library():
-    path = host_library.build("test_abi_module", sources=[SOURCE], cflags=["-std=c++17", "-O1", "-Wall", "-Werror"])
-    return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(build()))
 
 
 @pytest.fixture(params=["functions", "table", "python"])
