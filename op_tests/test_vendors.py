@@ -24,7 +24,7 @@ OWN = (
 # Which kernels there are for which architecture, and the model of AMD's accelerators.
 FAMILIES = (
     "ops/decode_attention/", "ops/fp8_gemm/", "ops/fp8_skinny_gemm/", "ops/mxfp4_gemm/", "ops/mxfp8_gemm/",
-    "ops/mxfp8_grouped_gemm/",
+    "ops/gate_up_split.py", "ops/mxfp8_grouped_gemm/",
     "ops/triton/", "ops/reference/fnuz.py", "tuning/",
 )  # fmt: skip
 # The rest, which may only get shorter: defaults and words of commands, the format of the CPU.
