@@ -436,8 +436,9 @@ def _derivation(report: Mapping[str, Any]) -> list[str]:
         f"The model's HBM delivers {rate:,.0f} GB/s, and a launch starts in {start:.2f} µs "
         f"(`emulator/timing/machines.py`, {of.version}). Where their sum is below `allowed`, goal times published, "
         "they alone would leave the goal possible. `reading` is longer: the first bytes arrive one latency after the "
-        "start, and the channels of a die are not equally busy. The rates are those of the bytes once the launches "
-        "have started.",
+        "start, and the channels of a die are not equally busy. It is of the fastest of eight kernels and no bound: "
+        "one that reads in another order may be faster. The rates are those of the bytes once the launches have "
+        "started.",
         "",
         f"| calls | bytes | / {rate:,.0f} GB/s | starts | sum | reading | reading reaches, GB/s | allowed "
         "| the goal needs, GB/s |",
