@@ -7,8 +7,26 @@ interval give, by exactly the same roundings; where both ends give one code, it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
+from hipforge.ops import reference
+from hipforge.ops.core.fp8 import fp8_dtypes
+from hipforge.ops.reference.fp8 import quantize_fp8
+from hipforge.ops.reference.fp8_static import to_fp8_static
+
+FP8 = fp8_dtypes("cpu")[0]
+LARGEST = torch.finfo(FP8).max
+DTYPES = (torch.float16, torch.bfloat16)
+INF, NAN = float("inf"), float("nan")
+# Formats whose scales the launch chooses, as the dynamic ops are asked for them.
+DYNAMIC = {
+    "rows": {"out_format": "rows"},
+    "blocks": {"out_format": "blocks"},
+    "blocks_e8m0": {"out_format": "blocks", "e8m0": True},
+}
 U = 2.0**-24  # half a unit in the last place of 1.0 in fp32: the relative error of one rounding
 
 
@@ -17,7 +35,26 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0, scale: flo
 
 
 def raw(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.uint8 if x.element_size() == 1 else torch.int16)
+    return x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()])
+
+
+def unaligned(x: torch.Tensor) -> torch.Tensor:
+    """The same values one element off a boundary of 16 bytes."""
+    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+
+
+def quantiser(form: str, scale: torch.Tensor, fp8_max: float | None = None) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Results by the formats' definitions: fp8 with a static scale, mx, or one of the dynamic ones."""
+    if form == "fp8":
+        return lambda y: (to_fp8_static(y.float(), scale, FP8, fp8_max),)
+    if form == "mx":
+        return lambda y: reference.quantize_mxfp8(y, FP8)
+    return partial(quantize_fp8, dtype=FP8, **DYNAMIC[form])
+
+
+def all_same(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...]) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert_same(one, other)
 
 
 def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
