@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import mxfp4_grouped_cases as mxfp4
-from helpers.mxfp8_cases import BYTE_OF_INTEGER, SCALE_NAN, SCALE_ONE, assert_bits, embedded
+from helpers.grouped_formats import FORMATS
+from helpers.mxfp8_cases import BYTE_OF_INTEGER, SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import UNTOUCHED, Moe, exact, oracle, random_owners, sort_slots, sparse_bytes
 
 import hipforge
 from hipforge import emulator
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.mxfp4_grouped_gemm import grouped_mxfp4_linear, mxfp4_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, TABLE
 from hipforge.ops.mxfp8_grouped_gemm.kernels import stream
 from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER
 
+MXFP4 = FORMATS["mxfp4"]
 KS = (128, 256, 384, 512)
 # One slot of an expert, none, 16, and more than a tile of 20, of which 35 are three passes.
 OWNERS = (*(1,) * 35, 3, *(4,) * 5, *(5,) * 16)
@@ -66,45 +66,6 @@ def test_turns_of_one_instruction_change_nothing(k: int) -> None:
         assert_bits(run(case, 128), oracle(case))
 
 
-@pytest.mark.parametrize("k", KS)
-def test_a_nan_scale_makes_exactly_its_outputs_nan(k: int) -> None:
-    case = exact(OWNERS, 7, 150, k, a_div=1, block_m=20)
-    want = oracle(case)
-    case.a_scale[17, k // 32 - 1] = SCALE_NAN
-    case.w_scale[4, 99, 1] = SCALE_NAN
-    want[17] = float("nan")
-    owned = torch.tensor(case.owners) == 4
-    want[owned, 99] = float("nan")
-    assert_bits(run(case, 128), want)
-
-
-def test_neighbouring_bytes_never_take_part() -> None:
-    case = exact(OWNERS, 7, 150, 384, a_div=1, block_m=20)
-    want = oracle(case)
-    case = replace(
-        case, a=embedded(case.a, 0xFF), a_scale=embedded(case.a_scale, 0xFF), w=embedded(case.w, 0xFF),
-        w_scale=embedded(case.w_scale, 0xFF),
-    )  # fmt: skip
-    assert_bits(run(case, 192), want)
-
-
-def test_bias_and_weight_are_applied_before_the_only_rounding() -> None:
-    case = exact(OWNERS, 7, 150, 256, a_div=1, block_m=20, weighted=True)
-    bias = torch.arange(7 * 150).reshape(7, 150) * 0.37 + 1e-3
-    out = case.out()
-    operands = case.a, case.a_scale, case.w, case.w_scale, *case.sorted()
-    mxfp8_grouped_stream(*operands, out, case.slots, 1, case.block_m, case.weights, bias.float(), columns=128)
-    assert case.weights is not None
-    product = oracle(replace(case, weights=None))
-    want = (product.float() + bias.float()[torch.tensor(case.owners)]) * case.weights[:, None]
-    assert_bits(out, want.double())
-
-
-def test_slots_of_no_tile_and_of_other_experts_stay_as_they_are() -> None:
-    case = exact((2, 9, 1, 2, -1), 3, 70, 256, a_div=1, block_m=8)
-    assert_bits(run(case, 64), oracle(case))
-
-
 @pytest.mark.parametrize("columns", (64, 256))
 def test_what_is_loaded_and_issued(columns: int) -> None:
     case = exact(tuple(range(8)) * 2, 8, 1024, 256, a_div=1, block_m=16)
@@ -141,31 +102,20 @@ def test_the_linear_streams_and_copies_what_the_kernel_refuses() -> None:
 
 @pytest.mark.parametrize("k", KS)
 def test_rows_in_e2m1_stream_as_those_in_e4m3(k: int) -> None:
-    case = mxfp4.case_of(OWNERS, 7, 661, k, a_div=3, weighted=True)
+    case = MXFP4.case(OWNERS, 7, 661, k, a_div=3, weighted=True)
     bias = torch.randint(-8, 9, (7, 661), generator=torch.Generator().manual_seed(2)) * 0.5
-    want = mxfp4.oracle(case, "gfx950", bias)
-    case.w_scale[4, 17, k // 64] = SCALE_NAN
-    want[36:41, 17] = torch.nan
-    sizes = *case.w.shape[:2], k, case.slots, case.a.shape[0], case.a_div, case.block_m
-    surrounded = case.but(
-        a=embedded(case.a, 0xFF), w=embedded(case.w, 0xFF), a_scale=embedded(case.a_scale, SCALE_NAN, margin=64),
-        w_scale=embedded(case.w_scale, SCALE_NAN, margin=64),
-    )  # fmt: skip
-    for each, columns, order in ((case, 64, "random"), (surrounded, 512, "reverse")):
-        out = each.out()
+    for columns, order in ((64, "random"), (512, "reverse")):
         with emulator.options(checks="all", wave_order=order), emulator.counters() as counted:
-            operands = *mxfp4.operands(each), each.weights, bias
-            mxfp4_grouped_stream_out(out, *operands, *sizes, columns)
-        assert_bits(out, want)
+            got = MXFP4.stream(case, columns, bias)
+        assert_bits(got, MXFP4.oracle(case, bias, UNTOUCHED))
         assert counted.launches == 1 and not counted.scratch_bytes
         assert counted.tensors["w"].unique_loaded == 4 * 661 * k // 2
 
 
 def test_a_short_k_of_many_experts_in_mxfp4_streams() -> None:
-    case = mxfp4.case_of(random_owners(32, 16), 16, 6144, 128)
-    operands = *mxfp4.operands(case), *mxfp4.counts(case)
-    assert hipforge.explain(grouped_mxfp4_linear, *operands).kernel == "mxfp4_grouped_stream"
-    assert_bits(grouped_mxfp4_linear(*operands), mxfp4.oracle(case, "gfx950"))
+    case = MXFP4.case(random_owners(32, 16), 16, 6144, 128)
+    assert MXFP4.told(case).kernel == "mxfp4_grouped_stream"
+    assert_bits(MXFP4.linear(case), MXFP4.oracle(case))
 
 
 def test_weights_of_more_than_2_gib_are_read_to_the_last_expert() -> None:
