@@ -13,35 +13,6 @@ SOURCE = r"""
 #include "hip.h"
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 
-// Wave 0 reads what wave 1 overwrites behind the barrier, and waits for its read only then.
-extern "C" __global__ void read_before_barrier(int* y) {
-  extern __shared__ int slots[];
-  if (threadIdx.x < 64) slots[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  const int at = 4 * (threadIdx.x % 64);
-  int value = 0;
-  if (threadIdx.x < 64) {
-    asm volatile("ds_read_b32 %0, %1\n s_barrier\n s_waitcnt lgkmcnt(0)" : "=v"(value) : "v"(at) : "memory");
-    y[threadIdx.x] = value;
-  } else {
-    asm volatile("s_barrier\n ds_write_b32 %0, %1" : : "v"(at), "v"(7) : "memory");
-  }
-}
-// The same without the barrier.
-extern "C" __global__ void read_without_barrier(int* y) {
-  extern __shared__ int slots[];
-  if (threadIdx.x < 64) slots[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  const int at = 4 * (threadIdx.x % 64);
-  int value = 0;
-  if (threadIdx.x < 64) {
-    asm volatile("ds_read_b32 %0, %1\n s_waitcnt lgkmcnt(0)" : "=v"(value) : "v"(at) : "memory");
-    y[threadIdx.x] = value;
-  } else {
-    asm volatile("ds_write_b32 %0, %1" : : "v"(at), "v"(7) : "memory");
-  }
-}
-
 // A scalar load issued twice into one register, from the same place or from another one.
 extern "C" __global__ void loaded_twice(int* y, const int* x) {
   int a;
@@ -113,17 +84,6 @@ def run(
 ) -> None:
     with emulator.options(checks=checks, **options):
         emulator.launch(code.kernels[name], 2 if "poll" in name else 1, block, list(args), dynamic_lds=512)
-
-
-def test_an_unwaited_read_before_a_barrier_is_a_race_to_the_strict_level_only(code: emulator.CodeObject) -> None:
-    y = ints(64)
-    run(code, "read_before_barrier", y, block=128)
-    assert y.tolist() == list(range(64))
-    with pytest.raises(EmulatorFault, match=r"LDS race.*without waiting for that read before"):
-        run(code, "read_before_barrier", ints(64), block=128, checks="strict")
-    for checks in ("all", "strict"):
-        with pytest.raises(EmulatorFault, match="LDS race"):
-            run(code, "read_without_barrier", ints(64), block=128, checks=checks)
 
 
 def test_the_same_scalar_load_again_is_no_hazard(code: emulator.CodeObject) -> None:

@@ -157,54 +157,6 @@ extern "C" __global__ void dma(int* y, const int* x, int wait) {
   y[threadIdx.x] = data[threadIdx.x ^ 1];
 }
 
-// --- races
-extern "C" __global__ void shift_shared(int* y, int barrier) {
-  __shared__ int data[256];
-  data[threadIdx.x] = threadIdx.x;
-  if (barrier) __syncthreads();
-  else asm volatile("s_waitcnt lgkmcnt(0)" : : : "memory");
-  y[threadIdx.x] = data[(threadIdx.x + 64) % 256];
-}
-extern "C" __global__ void write_after_read(int* y, int barrier) {
-  __shared__ int data[256];
-  data[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  const int v = data[(threadIdx.x + 64) % 256];
-  asm volatile("s_waitcnt lgkmcnt(0)" : : "v"(v) : "memory");
-  if (barrier) __syncthreads();
-  data[threadIdx.x] = 2 * v;
-  __syncthreads();
-  y[threadIdx.x] = data[threadIdx.x];
-}
-extern "C" __global__ void one_reads_one_writes(int* y) {
-  __shared__ int data[128];
-  data[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  if (threadIdx.x < 64) y[threadIdx.x] = data[threadIdx.x + 64];
-  else data[threadIdx.x] = 1;
-  __syncthreads();
-  y[threadIdx.x + 64] = data[threadIdx.x];
-}
-extern "C" __global__ void bytes_side_by_side(unsigned char* y) {
-  __shared__ unsigned char data[256];
-  data[(threadIdx.x % 64) * 4 + threadIdx.x / 64] = threadIdx.x;
-  __syncthreads();
-  y[threadIdx.x] = data[threadIdx.x];
-}
-extern "C" __global__ void count_shared(int* y) {
-  __shared__ int total;
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
-  atomicAdd(&total, 1);
-  __syncthreads();
-  y[threadIdx.x] = total;
-}
-extern "C" __global__ void all_write_one(int* y, int stride) { y[blockIdx.x * stride] = blockIdx.x; }
-extern "C" __global__ void read_neighbour(int* y) {
-  const int v = y[(blockIdx.x + 1) % gridDim.x];
-  y[blockIdx.x] = v;
-}
-
 // --- progress
 extern "C" __global__ void spin(int* y, int wanted) {
   __shared__ int flag;
@@ -401,48 +353,6 @@ def test_lds_dma_lands_at_the_wait(code: emulator.CodeObject) -> None:
         assert y.tolist() == [i ^ 1 for i in range(64)]
         with pytest.raises(EmulatorFault, match=r"reads LDS 0x\w+ before wave 0 has waited \(s_waitcnt vmcnt\)"):
             emulator.launch(code.kernels["dma"], 1, 64, [y, x, 0])
-
-
-# --- races ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["shift_shared", "write_after_read"])
-@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-def test_lds_races_are_named_with_both_places(code: emulator.CodeObject, name: str, order: str) -> None:
-    with emulator.options(check_races=True, wave_order=order):
-        emulator.launch(code.kernels[name], 1, 256, [ints(256), 1])
-        with pytest.raises(
-            EmulatorFault, match=r"LDS race at 0x\w+: this (read|write) and a (read|write) by wave \d, lane \d+ at pc"
-        ):
-            emulator.launch(code.kernels[name], 1, 256, [ints(256), 0])
-
-
-@pytest.mark.parametrize(
-    ("order", "found"), [("forward", "this write and a read by wave 0"), ("reverse", "this read and a write by wave 1")]
-)
-def test_a_race_is_found_whichever_side_comes_first(code: emulator.CodeObject, order: str, found: str) -> None:
-    with emulator.options(check_races=True, wave_order=order), pytest.raises(EmulatorFault, match=found):
-        emulator.launch(code.kernels["one_reads_one_writes"], 1, 128, [ints(192)])
-
-
-def test_neighbouring_bytes_and_atomics_do_not_race(code: emulator.CodeObject) -> None:
-    y = torch.zeros(256, dtype=torch.uint8)
-    run(code, "bytes_side_by_side", y, block=256, check_races=True)
-    total = ints(256)
-    run(code, "count_shared", total, block=256, check_races=True)
-    assert set(total.tolist()) == {256}
-
-
-def test_global_races_between_work_groups(code: emulator.CodeObject) -> None:
-    with emulator.options(check_global_races=True):
-        emulator.launch(code.kernels["all_write_one"], 4, 64, [ints(4), 1])
-        with pytest.raises(
-            EmulatorFault, match=r"global race at 0x\w+ \(inside arg0 at offset 0\): this write and a write"
-        ):
-            emulator.launch(code.kernels["all_write_one"], 4, 64, [ints(4), 0])
-        with pytest.raises(EmulatorFault, match="global race"):
-            emulator.launch(code.kernels["read_neighbour"], 4, 64, [ints(4)])
-        emulator.launch(code.kernels["add_one"], 4, 64, [ints(1)])
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------

@@ -146,6 +146,7 @@ extern "C" __global__ void overwrite_unordered(int* out, int* partial, int* coun
   out[1 + blockIdx.x] = partial[0];
   if (blockIdx.x == gridDim.x - 1) partial[0] = 9;
 }
+extern "C" __global__ void own_value(int* out, int* partial, int* counter) { partial[0] = blockIdx.x; }
 extern "C" __global__ void same_value(int* out, int* partial, int* counter) { partial[threadIdx.x] = 7; }
 extern "C" __global__ void one_byte_each(int* out, int* partial, int* counter) {
   if (threadIdx.x == 0) reinterpret_cast<char*>(partial)[blockIdx.x] = blockIdx.x + 1;
@@ -203,6 +204,7 @@ def test_the_last_group_may_read_what_a_counter_covers(
         ("relaxed", r"did signal, but not after it had written back"),
         ("sums_read_at_once", "are not ordered\n"),
         ("overwrite_unordered", "are not ordered\n"),
+        ("own_value", "this write and a write"),
     ],
 )
 def test_each_part_of_a_reduction_is_needed(code: emulator.CodeObject, name: str, reason: str) -> None:

@@ -1,12 +1,15 @@
-"""Whole kernels that Triton compiled: reductions, normalisations, sorts, atomics, conversions, locks and calls."""
+"""Whole kernels that Triton compiled: reductions, scans, sorts, transposes, atomics, locks, loops and calls.
+
+Arithmetic of single elements is not among them: each instruction has exact tests of its own (test_emulator_exec_*).
+"""
 
 from __future__ import annotations
 
 import pytest
-from helpers.witnesses import elementwise, memory, rows, runner
+from helpers.witnesses import memory, rows, runner
 from helpers.witnesses.base import Witness, cases
 
-MODULES = (elementwise, memory, rows)
+MODULES = (memory, rows)
 CASES = cases(witness for module in MODULES for witness in module.witnesses())
 
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from helpers.attention_caches import KINDS, holding
 from helpers.attention_cases import FP8, NAN_CODE, case, lengths, rng
-from helpers.planted_faults import planted
 
 import hipforge
 from hipforge import emulator
-from hipforge.errors import EmulatorFault, GuardError
+from hipforge.errors import GuardError
 from hipforge.ops.decode_attention import kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
@@ -231,29 +230,3 @@ def test_heads_that_are_no_whole_blocks_are_refused():
     q, k, v = case(1, 1, 1, 1, 48, 32)
     with pytest.raises(GuardError, match=r"Hq \* D must be a multiple of 32, .* got 48"):
         decode_attention_fp8(q, k, v, None, lengths(32), out_format="mxfp8")
-
-
-BF16_AND_BACK = "__builtin_convertvector(__builtin_convertvector(sum * inverse, Vector<Half, 4>), dev::f32x4)"
-MUTANTS = {
-    "half_a_block": ("output.h", "amax = larger_of_neighbours(amax);", ";", 1),
-    "block_of_one_thread": ("output.h", "dev::lanes_combined<kThreadsOfBlock>(amax, dev::larger)", "amax", 2),
-    "scale_forgotten": ("output.h", "blocks ? dev::e8m0_inverse(byte) : inverse;", "1.f;", 1),
-    "rounded_first": ("merge_kernel.h", "4 * thread, sum * inverse);", f"4 * thread, {BF16_AND_BACK});", 2),
-    "nan_kept_to_itself": ("output.h", "words[i] = without_scale ? kNans : word;", "words[i] = word;", 1),
-}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "half_a_block" else pytest.mark.full) for n in MUTANTS]
-)
-def test_a_mistake_is_noticed(tmp_path, monkeypatch, name):
-    file, line, becomes, split_k = MUTANTS[name]
-    entry = planted(
-        tmp_path / name, kernels.decode_attention_fp8_out, f"decode_attention/amd/{file}", line, becomes,
-        unit="decode_attention/amd/decode_attention_fp8.cu",
-        variants={"HF_HEAD_DIM": [64], "HF_INPUT": ["bf16"], "HF_BLOCK_N": [64]},
-    )  # fmt: skip
-    monkeypatch.setattr(kernels, "decode_attention_fp8_out", entry)
-    with pytest.raises((AssertionError, EmulatorFault)):
-        test_codes_and_scales_are_those_of_the_quantising_ops("fp8", 64, split_k)
-        test_a_nan_spoils_its_block_alone_and_a_row_without_keys_is_zero(64, split_k)

@@ -21,14 +21,6 @@
 
 namespace hf::skinny {
 
-// Set only by a test, which removes one of the waits and expects the emulator to notice: 1 the producer's, 2 the
-// consumer's, 3 the completion of the producer's LDS writes before its signal, 4 that of the consumer's reads.
-#if !defined(HF_SKINNY_OMIT)
-#define HF_SKINNY_OMIT 0
-#endif
-constexpr int kOmitted = HF_SKINNY_OMIT;
-constexpr int kProducerWait = 1, kConsumerWait = 2, kProducerDrain = 3, kConsumerDrain = 4;
-
 /// A wave's place in a ring of `size`, and the value of its flags there when the part may be written.
 struct Place {
   uint32_t index, free = 0;
@@ -54,9 +46,7 @@ struct Place {
 
 /// Waits until the flags that the lanes point to all have the value; what the other side did before its signals is
 /// visible then.
-template <int kWhich>
 __device__ inline void wait_for(const uint32_t* flag, uint32_t value) {
-  if constexpr (kWhich == kOmitted) return;
   while (__builtin_amdgcn_ballot_w64(__hip_atomic_load(flag, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP) != value))
     __builtin_amdgcn_s_sleep(1);
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
@@ -64,12 +54,8 @@ __device__ inline void wait_for(const uint32_t* flag, uint32_t value) {
 
 /// Hands over the parts whose flags the first `lanes` lanes point to, once this wave's LDS accesses are complete. Loads
 /// from global memory stay in flight.
-template <int kWhich>
 __device__ inline void signal(uint32_t* flag, uint32_t lane, uint32_t lanes) {
-  if constexpr (kWhich == kOmitted)
-    asm volatile("" ::: "memory");
-  else
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   if (lane < lanes) __hip_atomic_fetch_add(flag, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 

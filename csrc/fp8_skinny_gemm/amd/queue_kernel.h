@@ -136,11 +136,11 @@ __device__ inline void produce(const Problem& p, Queue<S> queue, const uint8_t* 
 
       uint32_t* flag = lane_flags + place.index;
       u32x4* written = lane_parts + place.index * (kPart / kChunk);
-      wait_for<kProducerWait>(flag, place.free);
+      wait_for(flag, place.free);
 #pragma unroll
       for (int load = 0; load < kLoads; ++load)
         written[load * dev::kWaveSize] = kHalves ? dev::sparse_halves(loaded[load]) : loaded[load];
-      signal<kProducerDrain>(flag, lane, 1);
+      signal(flag, lane, 1);
 
       place.advance(waves, ring);
       block += blocks_ahead;
@@ -227,7 +227,7 @@ __device__ inline void consume(const Problem& p, Queue<S> queue, _Float16* out, 
       uint32_t* flag = lane_flag + place.index * flag_stride;
       const auto* a_part = reinterpret_cast<const typename M::A*>(queue.a_parts + place.index * kA * S::kAPart) + lane;
       const auto* b_part = reinterpret_cast<const u32x4*>(queue.b_parts + place.index * kB * S::kBPart) + lane;
-      wait_for<kConsumerWait>(flag, place.filled());
+      wait_for(flag, place.filled());
 #pragma unroll
       for (int step = 0; step < S::kSteps; step += kDepth) {
         typename M::A a[kA][kDepth];
@@ -240,7 +240,7 @@ __device__ inline void consume(const Problem& p, Queue<S> queue, _Float16* out, 
           u32x4 b[kDepth];
 #pragma unroll
           for (int d = 0; d < kDepth; ++d) b[d] = load_whole(b_part + (ib * S::kSteps + step + d) * dev::kWaveSize);
-          if (step + kDepth == S::kSteps && ib + 1 == kB) signal<kConsumerDrain>(flag, lane, S::kParts);
+          if (step + kDepth == S::kSteps && ib + 1 == kB) signal(flag, lane, S::kParts);
 #pragma unroll
           for (int ia = 0; ia < kA; ++ia) sums[ia][ib] = M::add(a[ia], b, sums[ia][ib], lane);
         }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -185,16 +181,6 @@ def fp8_pairs() -> list[Witness]:
     return found
 
 
-def real_data(found: list[Witness]) -> list[Witness]:
-    """The same kernels on normally distributed data, for every floating-point operand kind and tile."""
-    tiles = re.compile(r"dot_(f16|bf16|f32|xf32|e[45]_e[45])_(16x16|32x32)(_short_k)?")
-    return [
-        replace(witness, name=f"{witness.name}_real_data", problem=functools.partial(witness.problem, real=True))
-        for witness in found
-        if tiles.fullmatch(witness.name)
-    ]
-
-
 def masked_problem(arch: str, g: torch.Generator) -> Problem:
     m, n, k = 37, 43, 75
     a, b = integers(g, (m, k), torch.float16), integers(g, (k, n), torch.float16)
@@ -314,5 +300,4 @@ def witnesses() -> list[Witness]:
         Witness("dot_split_k_atomic", split_k_matmul, split_k_problem, options={"num_warps": 2},
                 contains={"": ("atomic_add_f32|atomic_pk_add",)}),
     ]  # fmt: skip
-    found += fp8_pairs()
-    return found + real_data(found)
+    return found + fp8_pairs()

@@ -1,4 +1,4 @@
-"""Reductions, normalisations, scans and sorts: lane exchanges of every kind (DPP, permlane, bpermute, LDS)."""
+"""Reductions, scans and sorts: lane exchanges of every kind (DPP, permlane, bpermute, LDS)."""
 
 from __future__ import annotations
 
@@ -39,37 +39,6 @@ def softmax(x_ptr, y_ptr, N, stride, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + row * stride + cols, mask=cols < N, other=-float("inf")).to(tl.float32)
     e = tl.exp(x - tl.max(x, axis=0))
     tl.store(y_ptr + row * stride + cols, e / tl.sum(e, axis=0), mask=cols < N)
-
-
-@triton.jit
-def layer_norm(x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, N, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < N
-    x = tl.load(x_ptr + row * N + cols, mask=mask, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=0) / N
-    centred = tl.where(mask, x - mean, 0.0)
-    inverse = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / N + eps)
-    w = tl.load(w_ptr + cols, mask=mask)
-    b = tl.load(b_ptr + cols, mask=mask)
-    tl.store(mean_ptr + row, mean)
-    tl.store(y_ptr + row * N + cols, centred * inverse * w + b, mask=mask)
-
-
-@triton.jit
-def rms_norm(x_ptr, w_ptr, y_ptr, N, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    square = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, N, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
-        square += x * x
-    inverse = tl.rsqrt(tl.sum(square, axis=0) / N + eps)
-    for start in range(0, N, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
-        w = tl.load(w_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
-        tl.store(y_ptr + row * N + cols, x * inverse * w, mask=cols < N)
 
 
 @triton.jit
@@ -167,24 +136,6 @@ def softmax_problem(dtype: torch.dtype, n: int, block: int):
     return problem
 
 
-def layer_norm_problem(arch: str, g: torch.Generator) -> Problem:
-    rows, n = 4, 500
-    x, w, b = normal(g, (rows, n), torch.float32), normal(g, (n,), torch.float32), normal(g, (n,), torch.float32)
-    args = {"x_ptr": x, "w_ptr": w, "b_ptr": b, "y_ptr": torch.zeros((rows, n)), "mean_ptr": torch.zeros(rows),
-            "N": n, "eps": 1e-5, "BLOCK": 512}  # fmt: skip
-    want = torch.nn.functional.layer_norm(x.double(), (n,), w.double(), b.double(), 1e-5)
-    # Values of |x|, |w| <= 5: tree sums of 512 terms (9 levels) and a dozen roundings, each 2^-24 of at most 25.
-    return Problem(args, (rows,), {"y_ptr": want, "mean_ptr": x.double().mean(1)}, Approximate(0.0, 25 * 32 * ULP / 2))
-
-
-def rms_norm_problem(arch: str, g: torch.Generator) -> Problem:
-    rows, n = 3, 1000
-    x, w = normal(g, (rows, n), torch.bfloat16), normal(g, (n,), torch.bfloat16)
-    args = {"x_ptr": x, "w_ptr": w, "y_ptr": torch.zeros((rows, n)), "N": n, "eps": 1e-6, "BLOCK": 256}
-    want = x.double() * torch.rsqrt(x.double().square().mean(1, keepdim=True) + 1e-6) * w.double()
-    return Problem(args, (rows,), {"y_ptr": want}, Approximate(24 * ULP))
-
-
 def scan_problem(arch: str, g: torch.Generator) -> Problem:
     rows, cols = 8, 128
     x = torch.randint(0, 100, (rows, cols), generator=g, dtype=torch.int32)
@@ -230,8 +181,6 @@ def witnesses() -> list[Witness]:
         Witness("reduce_columns", reduce_columns, column_problem, options=four),
         Witness("softmax_f32", softmax, softmax_problem(torch.float32, 1000, 1024), options=four, contains=exp),
         Witness("softmax_bf16_one_wave", softmax, softmax_problem(torch.bfloat16, 100, 128), options=one),
-        Witness("layer_norm", layer_norm, layer_norm_problem, options=four),
-        Witness("rms_norm", rms_norm, rms_norm_problem, options=two),
         Witness("scans", scans, scan_problem, options=two),
         Witness("sort_i32", sort_rows, sort_problem(torch.int32, False), options=two),
         Witness("sort_f32_descending", sort_rows, sort_problem(torch.float32, True), options=one),

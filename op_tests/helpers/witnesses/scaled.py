@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from dataclasses import replace
 
 import torch
@@ -148,8 +146,4 @@ def witnesses() -> list[Witness]:
         scaled_witness("scaled_fp4_pipeline_lds_dma", ("e2m1", "e2m1"), (64, 64, 1024), (64, 64, 256), "mfma_scale",
                        num_warps=4, num_stages=3, knobs=LDS_DMA),
     ]  # fmt: skip
-    return found + [
-        replace(witness, name=f"{witness.name}_real_data", problem=functools.partial(witness.problem, real=True))
-        for witness in found
-        if re.fullmatch(r"scaled_\w+_(e4m3|e5m2|e2m1)(_\d+x\d+)?", witness.name)
-    ]
+    return found
