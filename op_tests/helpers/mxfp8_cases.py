@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -153,13 +152,3 @@ def bias_for(case: Operands, arch: str = "gfx950") -> tuple[torch.Tensor, torch.
     twice = oracle(case, arch).to(torch.bfloat16) + bias
     assert (want.to(torch.bfloat16) != twice).any(), "rounding twice would pass"
     return bias, want
-
-
-def assert_writes_only(run: Callable[[torch.Tensor], None], case: Operands, start: int, arch: str = "gfx950") -> None:
-    """``run`` writes the result into the tensor it is given, element ``start`` of a buffer and on, and no more."""
-    m, n, _ = case.mnk
-    buffer = torch.full((m * n + 33,), -123.0, dtype=torch.bfloat16)
-    out = buffer[start : start + m * n].view(m, n)
-    run(out)
-    assert_bits(out, oracle(case, arch))
-    assert (buffer[:start] == -123).all() and (buffer[start + m * n :] == -123).all()

@@ -37,14 +37,14 @@ def _in(folder: str, tests: str, *faults: tuple[str, ...]) -> list[Fault]:
 FAULTS = [
     # Dense MX-FP8 GEMM.
     *_in(
-        "csrc/mxfp8_gemm/", "ops/test_mxfp8_gemm_kernels.py",
+        "csrc/mxfp8_gemm/", "ops/test_block_gemm_kernels.py",
         ("dense/last_step_dropped", "amd/wave_split_kernel.h",
          "return (k + kStep - 1) / kStep * part >> log2_parts;", "return k / kStep * part >> log2_parts;"),
         ("dense/bias_of_one_column", "amd/wave_split_kernel.h",
          "values[i] += static_cast<float>(bias[column + i]);", "values[i] += static_cast<float>(bias[column]);"),
         ("dense/nan_scale_of_x_ignored", "amd/wave_split_kernel.h",
          "if (max(highest_w[r % kWScales], highest_x[t]) == kE8m0Nan)",
-         "if (highest_w[r % kWScales] == kE8m0Nan)", "ops/test_mxfp8_gemm_kernels.py", "gfx942"),
+         "if (highest_w[r % kWScales] == kE8m0Nan)", "ops/test_block_gemm_kernels.py", "gfx942"),
         ("dense/gemv_nan_scale_of_x_ignored", "amd/gemv_kernel.h",
          "const bool nan = max(highest_x[v / kCols], highest_w[v % kCols]) == kE8m0Nan;",
          "const bool nan = highest_w[v % kCols] == kE8m0Nan;"),
@@ -72,13 +72,13 @@ FAULTS = [
          "return scale;", "ops/test_fp8_quant_rows.py"),
     ),
     *_in(
-        "csrc/include/hipforge/", "ops/test_mxfp8_gemm_kernels.py",
+        "csrc/include/hipforge/", "ops/test_block_gemm_kernels.py",
         ("dense/first_group_adds", "amd/last_group.h", "        last = 0;\n", "        last = 1;\n"),
         ("dense/last_wave_of_16_lost", "amd/wave_parts.h", "for (uint32_t i = 1; i < parts; ++i) total",
          "for (uint32_t i = 1; i + 1 < parts; ++i) total"),
     ),
     *_in(
-        "csrc/mxfp8_gemm/", "ops/test_mxfp8_gemm_kernels.py -k guarded",
+        "csrc/mxfp8_gemm/", "ops/test_mxfp8_gemm_refusals.py -k guarded",
         ("guards/scales_of_w_unchecked", "guards.h", 'check_operand(ws, "Ws", kE8m0, {n, k / kMxBlock}, kPerBlock);',
          ""),
         ("guards/x_may_be_unaligned", "guards.h", '", fp8 elements or their bits", kAligned);',
@@ -87,7 +87,7 @@ FAULTS = [
          'out.dtype(), {(*bias).numel()}, " = [N]");'),
     ),
     *_in(
-        "csrc/mxfp8_gemm/amd/", "ops/test_mxfp8_gemm_kernels.py -k group_split",
+        "csrc/mxfp8_gemm/amd/", "ops/test_block_gemm_kernels.py ops/test_mxfp8_gemm_refusals.py -k group_split",
         ("dense/another_part_twice", "group_split_kernel.h", "at[i], s * bytes);", "at[i], 0);"),
         ("dense/own_first_part_forgotten", "group_split_kernel.h", "split == 0 ? own[i] : loaded[i][0];",
          "loaded[i][0];"),
@@ -218,10 +218,10 @@ FAULTS = [
          "ring[j].load(w, step + j * kLoadSteps, end, k);", "ops/test_mxfp4_made.py -k two_launches"),
     ),
     *_in(
-        "csrc/include/hipforge/amd/mx_tiles/", "ops/test_mxfp4_gemm_tiles.py",
+        "csrc/include/hipforge/amd/mx_tiles/", "ops/test_block_gemm_kernels.py -k mxfp4",
         ("mxfp4/x_scales_past_k", "kernel.h", "next_scales.x[t][h] >> lane / kTile * 8 & mask;",
          "next_scales.x[t][h] >> lane / kTile * 8;",
-         "ops/test_mxfp4_gemm_tiles.py -k neighbouring"),
+         "ops/test_block_gemm_kernels.py -k neighbouring"),
         ("mxfp4/rows_counted_in_32_bits", "kernel.h", "data + uint64_t{first} * row_bytes", "data + first * row_bytes",
          "ops/test_mxfp4_gemm_tiles.py -k 4_gib"),
         ("mxfp4/w_scales_past_k", "kernel.h", "next_scales.w[t][0], select) & mask;", "next_scales.w[t][0], select);"),

@@ -1,7 +1,6 @@
-"""What both kernels of the MXFP4 GEMM hold to in both layouts; rows of the table, and which shapes get tiles.
+"""What both kernels of the MXFP4 GEMM load and refuse; rows of the table, and which shapes get tiles.
 
-Every instance runs under all checks, with its own scales, elements and neighbours. Extents, parts of K and turns are of
-the source that all instances share: ``few`` has one instance for each path through it.
+What they compute is in test_block_gemm_kernels.py.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ import torch
 from helpers.mxfp4_cases import (
     BENCH,
     CODE_OF_ONE,
-    E2M1,
     TASKS,
     Operands,
-    among_nans,
     assert_close,
     codes,
     operands,
     oracle,
-    pack,
     random_codes,
 )
-from helpers.mxfp8_cases import SCALE_NAN, SCALE_ONE, assert_bits, embedded
+from helpers.mxfp8_cases import SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import sparse_bytes
 
 import hipforge
@@ -33,10 +29,9 @@ from hipforge.emulator.timing.capture import RUN, SKIP, Capture
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import best
-from hipforge.ops.core.tiles import split_workspace, tile_number
+from hipforge.ops.core.tiles import tile_number
 from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp4_gemm import (
-    SUB_TILES,
     mxfp4_gemm,
     mxfp4_gemm_out,
     mxfp4_gemm_tiles_out,
@@ -59,213 +54,22 @@ LOOP_INSTRUCTIONS = {
 }  # fmt: skip
 
 
-Instance = int | tuple[int, int]  # a tile by its number, or how many sub-tiles of 16 a wave has along m and n
-WAVE_INSTANCES = tuple((m_sub, n_sub) for m_sub in SUB_TILES for n_sub in SUB_TILES)
-INSTANCES = (*TILE_NUMBERS, *WAVE_INSTANCES)
-# Two stages in LDS and eight waves, three, four, and two waves; rings of four steps and of two, and the most registers.
-FEW: tuple[Instance, ...] = (256256, 128192, SMALL, 32064, (1, 1), (2, 4), (4, 4))
-ORDERS = ("forward", "reverse", "random")
 full = pytest.mark.full
-instances = pytest.mark.parametrize("tile", INSTANCES, ids=str)
-few = pytest.mark.parametrize("tile", FEW, ids=str)
 
 
-def extent(tile: Instance) -> tuple[int, int]:
-    return divmod(tile, 1000) if isinstance(tile, int) else (16 * tile[0], 16 * tile[1])
-
-
-def run(case: Operands, tile: Instance = SMALL, k_splits: int = 1, shuffled: bool = False) -> torch.Tensor:
-    m, n, _ = case.mnk
+def run(case: Operands, tile: int, shuffled: bool) -> torch.Tensor:
     out = case.out()
-    if isinstance(tile, tuple):
-        mxfp4_gemm_out(out, *case.args(shuffled), shuffled, *tile, k_splits)
-        return out
-    workspace = split_workspace(m, n, tile, k_splits, case.xq.device)
-    if workspace is not None:
-        workspace.fill_(float("nan"))  # what is in it beforehand must not matter
-    mxfp4_gemm_tiles_out(out, *case.args(shuffled), workspace, shuffled, tile, k_splits)
+    mxfp4_gemm_tiles_out(out, *case.args(shuffled), None, shuffled, tile, 1)
     return out
 
 
-@pytest.mark.parametrize("shuffled", (False, True))
-@instances
-def test_every_instance_is_exact_under_all_checks(tile: Instance, shuffled: bool) -> None:
-    rows, columns = extent(tile)
-    # Two and a bit tiles down, one along; 10 steps are two loads of scales, the second partial, as the last step is.
-    case = random_codes(2 * rows + 7, columns + 16, 9 * 256 + 64)
-    with emulator.options(checks="all", wave_order=ORDERS[(INSTANCES.index(tile) + shuffled) % len(ORDERS)]):
-        assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
-
-
-@pytest.mark.parametrize(("shuffled", "k"), ((False, 4096 + 192), (True, 4096)))
-@few
-def test_turns_of_one_instruction_change_nothing(tile: Instance, shuffled: bool, k: int) -> None:
-    case = random_codes(33, 80, k)
-    with emulator.options(checks="all", quantum=1):
-        assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
-
-
-@pytest.mark.parametrize(  # 2880: gpt-oss
-    "k", (32, 64, 96, 128, 160, 192, 224, 256, 288, 384, 512, 960, 1024, 2048, 2080, 2304, 2880, 4224)
-)
-def test_every_number_of_steps_and_kind_of_tail_is_exact(k: int) -> None:
-    case = random_codes(35, 48, k)
-    want = oracle(case)
-    for tile in FEW:
-        assert_bits(run(case, tile), want)
-        if k % 64 == 0:
-            assert_bits(run(case, tile, shuffled=True), want)
-
-
-# Each number of splits and each kind of tail by default, not each with each.
-@pytest.mark.parametrize(
-    ("k_splits", "k"),
-    [
-        pytest.param(splits, k, marks=() if (splits, k) in ((2, 2112), (4, 2880), (8, 2048), (8, 2304)) else full)
-        for splits in (2, 4, 8)
-        for k in (2048, 2112, 2304, 2880)
-    ],
-)
-@pytest.mark.parametrize("shuffled", (False, True))
-def test_uneven_splits_are_exact(shuffled: bool, k_splits: int, k: int) -> None:
-    case = random_codes(70, 48, k)
-    want = oracle(case)
-    with emulator.options(checks="all"):
-        for tile in FEW[:-1]:  # (4, 4) takes four parts at most
-            assert_bits(run(case, tile, k_splits, shuffled), want)
-
-
-# Of a wave's tiles each count: rows past M and columns past N begin in any of them.
-EDGES: tuple[Instance, ...] = (SMALL, (1, 1), (2, 4), (4, 2))
-
-
-@pytest.mark.parametrize("m", (1, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200))
-def test_every_m_is_exact(m: int) -> None:
-    case = random_codes(m, 80, 512)
-    want = oracle(case)
-    for tile in EDGES:
-        assert_bits(run(case, tile), want)
-
-
-@pytest.mark.parametrize("k_splits", (1, 2))
-@pytest.mark.parametrize("n", (1, 3, 4, 5, 8, 12, 20, 63, 64, 65, 66, 68, 127, 136))
-def test_every_n_is_exact(n: int, k_splits: int) -> None:
-    # Whether n is a multiple of 4 or 8 decides how outputs are stored.
-    case = random_codes(70, n, 512)
-    want = oracle(case)
-    for tile in EDGES:
-        assert_bits(run(case, tile, k_splits), want)
-
-
-@pytest.mark.parametrize("n", (16, 32, 48, 80, 112, 240, 256, 272))
-def test_every_shuffled_n_is_exact(n: int) -> None:
-    case = random_codes(35, n, 576)
-    want = oracle(case)
-    for tile in (192256, *EDGES):
-        assert_bits(run(case, tile, shuffled=True), want)
-
-
-@pytest.mark.parametrize("shuffled", (False, True))
-@instances
-def test_each_row_and_block_uses_its_own_scale(tile: Instance, shuffled: bool) -> None:
-    (m, n), k = extent(tile), 2048 + 256
-    codes = torch.zeros(1, k, dtype=torch.int32)
-    codes[:, 5::32] = CODE_OF_ONE
-    ones = pack(codes)
-    # Every row differs from its neighbours, every block from the one before; sums stay below 2^24 units of 2^-8.
-    rows, blocks = torch.arange(max(m, n))[:, None], torch.arange(k // 32)
-    case = Operands(
-        ones.expand(m, k // 2).contiguous(),
-        (125 + (rows[:m] + 3 * blocks) % 5).to(torch.uint8),
-        ones.expand(n, k // 2).contiguous(),
-        (125 + (rows[:n] // 2 + blocks) % 4).to(torch.uint8),
-    )
-    assert_bits(run(case, tile, shuffled=shuffled), oracle(case))
-
-
-@pytest.mark.parametrize("shuffled", (False, True))
-@instances
-def test_each_element_meets_its_own_counterpart(tile: Instance, shuffled: bool) -> None:
-    # Row m of X selects element m of W's rows, whose codes are all different within 13; a whole step and a partial one.
-    n, k = extent(tile)[1], 320
-    codes = (torch.arange(n)[:, None] * 5 + torch.arange(k) * 7) % 13
-    eye = torch.zeros(k, k, dtype=torch.int64)
-    eye[torch.arange(k), torch.arange(k)] = CODE_OF_ONE
-    one = torch.full((1, k // 32), SCALE_ONE, dtype=torch.uint8)
-    case = Operands(pack(eye), one.expand(k, -1).contiguous(), pack(codes), one.expand(n, -1).contiguous())
-    want = E2M1[codes].T
-    assert torch.equal(oracle(case), want)
-    assert_bits(run(case, tile, shuffled=shuffled), want)
-
-
-@pytest.mark.parametrize("k_splits", (1, 4))
-@pytest.mark.parametrize("shuffled", (False, True))
-@pytest.mark.parametrize("block", (0, 3, 17, 63, 64, 71, 72))
-def test_a_nan_scale_makes_exactly_its_outputs_nan(block: int, shuffled: bool, k_splits: int) -> None:
-    case = random_codes(70, 48, 2304 + 64)
-    want = oracle(case)
-    case.xs[68, block] = SCALE_NAN
-    case.ws[33, block] = SCALE_NAN
-    want[68, :] = want[:, 33] = float("nan")
-    for tile in (SMALL, (1, 1), (2, 4)):
-        assert_bits(run(case, tile, k_splits, shuffled), want)
-
-
-@pytest.mark.parametrize("byte", (0, 1, 127, 254))
-def test_extreme_scales_that_cancel_lose_nothing(byte: int) -> None:
-    case = random_codes(65, 7, 544)
-    case.xs.fill_(byte)
-    case.ws.fill_(254 - byte)
-    case.xs[:, ::3] = 254 - byte
-    case.ws[:, ::3] = byte
-    for tile in (SMALL, (1, 1), (4, 4)):
-        assert_bits(run(case, tile), oracle(case))
-
-
-@pytest.mark.parametrize("k", (32, 96, 128, 384, 544, 2176))
-def test_neighbouring_bytes_never_take_part(k: int) -> None:
-    surrounded, want = among_nans(random_codes(70, 66, k))
-    for tile in INSTANCES:
-        assert_bits(run(surrounded, tile), want)
-
-
-@pytest.mark.parametrize("n", (24, 25))
-def test_output_outside_the_result_is_untouched(n: int) -> None:
-    case = random_codes(70, n, 256)
-    for start in (16, 17):  # with and without the alignment that wide stores need
-        for write in (lambda out: mxfp4_gemm_tiles_out(out, *case.args(), None, False, SMALL, 1),
-                      lambda out: mxfp4_gemm_out(out, *case.args(), False, 2, 2, 2)):  # fmt: skip
-            buffer = torch.full((70 * n + 33,), -123.0, dtype=torch.bfloat16)
-            out = buffer[start : start + 70 * n].view(70, n)
-            write(out)
-            assert_bits(out, oracle(case))
-            assert (buffer[:start] == -123).all() and (buffer[start + 70 * n :] == -123).all()
-
-
-def test_plain_scales_need_no_alignment_and_shuffled_ones_are_copied() -> None:
+def test_shuffled_scales_off_four_bytes_are_copied() -> None:
     case = random_codes(70, 16, 640)
-    want = oracle(case)
-    moved = case.but(xs=embedded(case.xs, 0xFF, margin=61), ws=embedded(case.ws, 0xFF, margin=63))
-    assert_bits(run(moved), want)
     xq, xs, wq, ws = case.args(shuffled=True)
     ws = embedded(ws, 0xFF, margin=63)
     with pytest.raises(GuardError, match="shuffled Ws must start at a multiple of 4 bytes"):
         mxfp4_gemm_tiles_out(case.out(), xq, xs, wq, ws, None, True, SMALL, 1)
-    assert_bits(run_mxfp4_tiles(xq, xs, wq, ws, shuffled=True, tile=SMALL), want)
-
-
-@pytest.mark.parametrize("k_splits", (2, 4, 8))
-def test_results_do_not_depend_on_which_work_group_comes_last(k_splits: int) -> None:
-    # Scales far apart: sums are rounded, so that another order would show.
-    case = random_codes(150, 140, 4096)
-    case.xs.copy_(torch.randint(90, 160, case.xs.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
-    first = run(case, SMALL, k_splits)
-    waves = run(case, (2, 2), k_splits)
-    for order in ORDERS:
-        with emulator.options(checks="all", wave_order=order):
-            again, other = run(case, SMALL, k_splits), run(case, (2, 2), k_splits)
-        assert torch.equal(again.view(torch.int16), first.view(torch.int16))
-        assert torch.equal(other.view(torch.int16), waves.view(torch.int16))
+    assert_bits(run_mxfp4_tiles(xq, xs, wq, ws, shuffled=True, tile=SMALL), oracle(case))
 
 
 @pytest.mark.parametrize("shuffled", (False, True))
