@@ -164,7 +164,7 @@ FAULTS = [
     ),
     # Grouped GEMM with MXFP4 weights.
     *_in(
-        "csrc/", "ops/test_grouped_formats.py ops/test_moe_mxfp4.py",
+        "csrc/", "ops/test_grouped_formats.py ops/test_moe.py",
         ("grouped_mxfp4/second_step_where_it_is_in_x", "mxfp8_gemm/amd/wave_split_kernel.h",
          "offset + ahead * in_w(kStep) + i * OfW::kStride, in_w(at", "offset + ahead * kStep + i * OfW::kStride, in_w(at"),
         ("grouped_mxfp4/negative_zero_is_nan", "include/hipforge/amd/mfma.h", "0x80808080u & (magnitudes + 0x7F7F7F7Fu)",
@@ -189,7 +189,7 @@ FAULTS = [
          "      look_at_pair(at, load_pair(values, at), load_pair(weight, at));", "      continue;"),
     ),
     *_in(
-        "ops/", "ops/test_moe_fp8.py",
+        "ops/", "ops/test_moe.py",
         ("moe_fp8/blocks_quantised_by_rows", "fp8_quant.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
         ("moe_fp8/bias_of_the_second_product_forgotten", "moe.py",
          "down = grouped_fp8_linear(\n        inner_q, inner_scale, w2, w2_scale, "
