@@ -113,22 +113,21 @@ def test_a_search_with_bounds_leaves_out_what_cannot_win():
 
 @pytest.mark.parametrize("arch", FORMATS)
 def test_every_candidate_keeps_the_rules_reads_weights_once_and_has_the_deepest_queue(arch):
-    for cell in skinny_gemm_fp8.TUNER.default_cells:
+    cells = skinny_gemm_fp8.TUNER.default_cells  # three projections by four values of M
+    assert len(cells) == 12 and {(c.n, c.k) for c in cells} == {(2304, 16384), (13312, 16384), (16384, 6656)}
+    for cell in cells:
         chosen = FAMILY.choices(cell, arch)
         split = [wave_split.Configuration(**c.configuration) for c in chosen if c.kernel == wave_split.KERNEL]
         assert len(split) == len(set(split)) and 8 <= len(split) <= 16
         assert all(wave_split.refusal(c, cell.k) is None and c.rows >= cell.m for c in split)
         found = [Configuration(**c.configuration) for c in chosen if c.kernel == QUEUE.name]
         assert len(found) == len(set(found)) > 500
+        tried = skinny_gemm_fp8.TUNER.candidates(cell, arch)
+        assert {c.kernel for c in tried} == {wave_split.KERNEL, QUEUE.name}
+        assert all(c in tried for c in chosen if c.kernel == wave_split.KERNEL)
         for c in found:
             assert refusal(c, arch, cell.k) is None and c.tile_m >= cell.m
             assert c.qsize == 6 or refusal(dataclasses.replace(c, qsize=c.qsize + 1), arch, cell.k) is not None
-
-
-def test_the_default_cells_are_three_projections_by_four_values_of_m():
-    cells = skinny_gemm_fp8.TUNER.default_cells
-    assert {(cell.n, cell.k) for cell in cells} == {(2304, 16384), (13312, 16384), (16384, 6656)}
-    assert len(cells) == 12
 
 
 def test_tiles_hold_all_rows_and_are_not_half_empty():
@@ -165,14 +164,6 @@ def test_the_bound_is_below_the_cost_that_counts_give():
         candidate = wave_split.choice(c)
         assert problem.run(candidate) <= tuner.max_error
         assert tuner.bound(candidate, cell, MACHINES[ARCH]) < problem.cost(candidate)[0]
-
-
-def test_both_kernels_are_tried_and_all_of_the_few_configurations_of_one_of_them():
-    tuner = skinny_gemm_fp8.TUNER
-    for cell in tuner.default_cells:
-        tried = tuner.candidates(cell, ARCH)
-        assert {c.kernel for c in tried} == {wave_split.KERNEL, QUEUE.name}
-        assert all(c in tried for c in FAMILY.choices(cell, ARCH) if c.kernel == wave_split.KERNEL)
 
 
 def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
@@ -221,11 +212,6 @@ def test_the_baseline_is_torchs_scaled_mm_on_the_same_operands(monkeypatch):
     monkeypatch.setattr("hipforge.tuning.families.fp8_skinny_gemm._torch_is_a_candidate", lambda: True)
     assert tuner.baselines(cell, [parts, parts]) is None  # on sm_90 a row may name it
     assert len(results) == 2 and all(relative_error(got, tuner.expected(cell, parts)) <= 2.0**-11 for got in results)
-
-
-def test_the_command_is_listed():
-    result = CliRunner().invoke(cli, ["tune", "fp8_skinny_gemm", "--help"])
-    assert result.exit_code == 0 and "Llama-3.1-405B" in result.output
 
 
 def test_more_rows_than_the_kernels_take_are_not_tuned(tmp_path):

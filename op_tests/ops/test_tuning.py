@@ -28,7 +28,7 @@ from hipforge.ops.mxfp4_gemm.kernels.waves import ring_steps
 from hipforge.ops.mxfp8_gemm.family import TABLE as MXFP8_GEMM
 from hipforge.ops.mxfp8_gemm.kernels import gemv, mfma, wave_split
 from hipforge.tuning import driver, model, timing, work
-from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell, cells, parse_shape, read_untuned
+from hipforge.tuning.cases import Cell, parse_shape, read_untuned
 from hipforge.tuning.families import mxfp4_gemm as mxfp4_gemm
 from hipforge.tuning.families import mxfp8_gemm as mxfp8_gemm
 from hipforge.tuning.options import CELLS
@@ -67,10 +67,6 @@ def test_the_gain_is_over_the_default_rule_or_over_what_runs_where_that_has_no_k
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_default_cells_are_15_shapes_by_7_values_of_m():
-    assert len(cells(MINIMAX_M3, DECODE_M)) == 105
 
 
 def test_shapes_and_untuned_files_are_read_or_refused_by_value(tmp_path):
@@ -196,17 +192,6 @@ def test_compare_keeps_the_old_configuration_unless_it_is_beaten_clearly():
 # ---- the writer ------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_does_not_overrule_a_measurement(tmp_path, emulated):
-    path = tmp_path / "t.csv"
-    measured = work.row_for(
-        mxfp8_gemm.TUNER, Cell(48, 256, 1), ("gfx950", 256), Trial(GEMV8, 7e-6, 0.001), "measured:X/y", None, 3
-    )
-    merge_rows(path, MXFP8_GEMM, [measured])
-    said = []
-    assert driver.tune(mxfp8_gemm.TUNER, [Cell(48, 256, 1)], path, say=said.append) == 0
-    assert "measured row" in said[0] and dict(read_rows(MXFP8_GEMM, path)[0].values) == measured
-
-
 def test_merging_replaces_equal_cells_keeps_others_and_sorts(tmp_path):
     path = tmp_path / "deep" / "t.csv"
     merge_rows(path, MXFP8_GEMM, [modelled_row(m=16), modelled_row(m=2), modelled_row(m=1, n=768)])
@@ -253,14 +238,6 @@ def test_files_in_another_format_or_with_errors_are_not_overwritten(tmp_path):
         assert path.read_text() == text
 
 
-def test_the_file_keeps_its_permissions(tmp_path):
-    path = tmp_path / "t.csv"
-    merge_rows(path, MXFP8_GEMM, [modelled_row()])
-    path.chmod(0o640)
-    merge_rows(path, MXFP8_GEMM, [modelled_row(m=2)])
-    assert path.stat().st_mode & 0o777 == 0o640
-
-
 @pytest.mark.parametrize("place", ["folder", "pipe", "file/t.csv"])
 def test_an_output_that_cannot_be_written_is_refused_before_the_search(tmp_path, place):
     (tmp_path / "folder").mkdir()
@@ -302,7 +279,7 @@ def test_a_file_system_without_flock_has_a_lock_all_the_same(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("kind", ["there", "dangling", "chain"])
-def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path, kind):
+def test_a_link_stays_a_link_and_what_it_leads_to_is_written_with_its_permissions(tmp_path, kind):
     real, link = tmp_path / "real" / "tuned.csv", tmp_path / "mine" / "t.csv"
     real.parent.mkdir()
     link.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Reductions, scans and sorts: lane exchanges of every kind (DPP, permlane, bpermute, LDS)."""
+"""Reductions and scans: lane exchanges of every kind (DPP, permlane, bpermute, LDS)."""
 
 from __future__ import annotations
 
@@ -63,12 +63,6 @@ def scans(x_ptr, sum_ptr, product_ptr, reverse_ptr, last_ptr, M: tl.constexpr, N
 
 
 @triton.jit
-def sort_rows(x_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr, DESCENDING: tl.constexpr):
-    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(y_ptr + at, tl.sort(tl.load(x_ptr + at), dim=1, descending=DESCENDING))
-
-
-@triton.jit
 def _welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
     delta = mean_b - mean_a
     n = n_a + n_b
@@ -96,25 +90,14 @@ def reduction_problem(rows: int, cols: int):
         x = torch.stack([torch.randperm(cols, generator=g) for _ in range(rows)]).float() - cols // 3
         i32 = torch.int32
         args = {"x_ptr": x, "M": rows, "N": cols}
-        outputs = {
-            "sum_ptr": torch.float32,
-            "max_ptr": torch.float32,
-            "argmax_ptr": i32,
-            "min_ptr": torch.float32,
-            "xor_ptr": i32,
-        }
+        f32 = torch.float32
+        outputs = {"sum_ptr": f32, "max_ptr": f32, "argmax_ptr": i32, "min_ptr": f32, "xor_ptr": i32}
         args |= {name: torch.zeros(rows, dtype=dtype) for name, dtype in outputs.items()}
         xor = torch.zeros(rows, dtype=i32)
         for column in x.to(i32).T:
             xor ^= column
-        want = {
-            "sum_ptr": x.sum(1),
-            "max_ptr": x.amax(1),
-            "argmax_ptr": x.argmax(1).to(i32),
-            "min_ptr": x.amin(1),
-            "xor_ptr": xor,
-        }
-        return Problem(args, (1,), want)
+        want = {"sum_ptr": x.sum(1), "max_ptr": x.amax(1), "argmax_ptr": x.argmax(1).to(i32), "min_ptr": x.amin(1)}
+        return Problem(args, (1,), {**want, "xor_ptr": xor})
 
     return problem
 
@@ -148,15 +131,6 @@ def scan_problem(arch: str, g: torch.Generator) -> Problem:
     return Problem(args, (1,), want)
 
 
-def sort_problem(dtype: torch.dtype, descending: bool):
-    def problem(arch: str, g: torch.Generator) -> Problem:
-        x = torch.randn((4, 128), generator=g).mul(1000).to(dtype)
-        args = {"x_ptr": x, "y_ptr": torch.zeros_like(x), "M": 4, "N": 128, "DESCENDING": descending}
-        return Problem(args, (1,), {"y_ptr": x.sort(1, descending=descending).values})
-
-    return problem
-
-
 def welford_problem(arch: str, g: torch.Generator) -> Problem:
     x = normal(g, (4, 256), torch.float32) + 10
     args = {"x_ptr": x, "mean_ptr": torch.zeros(4), "var_ptr": torch.zeros(4), "M": 4, "N": 256}
@@ -172,7 +146,7 @@ def histogram_problem(arch: str, g: torch.Generator) -> Problem:
 
 
 def witnesses() -> list[Witness]:
-    """Every reduction, scan and sort."""
+    """Every reduction and scan."""
     exchange, barrier, exp = ({"": (x,)} for x in ("dpp|permlane|bpermute|swizzle", "s_barrier", "v_exp_f32"))
     one, two, four = ({"num_warps": n} for n in (1, 2, 4))
     return [
@@ -182,8 +156,6 @@ def witnesses() -> list[Witness]:
         Witness("softmax_f32", softmax, softmax_problem(torch.float32, 1000, 1024), options=four, contains=exp),
         Witness("softmax_bf16_one_wave", softmax, softmax_problem(torch.bfloat16, 100, 128), options=one),
         Witness("scans", scans, scan_problem, options=two),
-        Witness("sort_i32", sort_rows, sort_problem(torch.int32, False), options=two),
-        Witness("sort_f32_descending", sort_rows, sort_problem(torch.float32, True), options=one),
         Witness("welford", welford_rows, welford_problem, options=four),
         Witness("histogram", histogram, histogram_problem, options=four, contains={"": ("ds_add",)}),
     ]

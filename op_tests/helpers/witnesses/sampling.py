@@ -129,6 +129,8 @@ def witnesses() -> list[Witness]:
         Witness("philox_words", random_blocks, random_problem, options=four, contains=through_lds),
         Witness("sort_i32_waves", sort_keys, sort_problem(torch.int32, 1, 512, False), options=four,
                 contains=through_lds),
+        Witness("sort_f32_descending_one_wave", sort_keys, sort_problem(torch.float32, 4, 128, True),
+                options={"num_warps": 1}),
         Witness("sort_f16_descending_waves", sort_keys, sort_problem(torch.float16, 1, 512, True), options=two,
                 contains=through_lds),
         Witness("top_k_of_300", top_k, top_k_problem(4, 300, 512, 8), options=four, contains=through_lds),
