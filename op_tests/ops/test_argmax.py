@@ -150,7 +150,6 @@ def test_refusals_name_argument_value_and_rule() -> None:
         ((logits, torch.zeros(3, dtype=torch.int64)), r"out must be .*\[2\]"),
         ((logits, torch.zeros(2, dtype=torch.int32)), "out must be .*; got int32"),
         ((logits, torch.zeros(4, dtype=torch.int64)[::2]), "out must be contiguous"),
-        ((logits, logits.view(torch.int64)[0, :2]), "out is written and must not share memory with logits"),
     ):
         with pytest.raises(GuardError, match=message):
             argmax(*arguments)

@@ -119,13 +119,3 @@ def test_refusals(op: object) -> None:
         op(torch.ones(2, 8), scale_out=torch.ones(3, dtype=torch.float32))
     with pytest.raises(GuardError, match="out must be"):
         op(torch.ones(2, 8), out=torch.ones(2, 8))
-
-
-def test_scales_are_never_written_over_the_input() -> None:
-    x = torch.ones(3, 1)
-    for scale_out in (torch.empty(3, 1), x, x):  # what a decision refuses, later calls refuse too
-        if scale_out is x:
-            with pytest.raises(GuardError, match="scale_out is written and must not share memory with x"):
-                hipforge.fp8_quant_blocks(x, scale_out=scale_out)
-        else:
-            hipforge.fp8_quant_blocks(x, scale_out=scale_out)

@@ -150,17 +150,10 @@ def test_refusals_name_argument_value_and_rule():
             call(x, scale_out=torch.empty(16, 1, dtype=torch.uint8))
         with pytest.raises(GuardError, match=r"scale_out must be contiguous uint8 or float8_e8m0fnu .*; got int8"):
             call(x, scale_out=torch.empty(16, 2, dtype=torch.int8))
-        with pytest.raises(GuardError, match="scale_out is written and must not share memory with x"):
-            call(x, scale_out=x.view(torch.uint8).flatten()[:32].view(16, 2))
     with pytest.raises(GuardError, match=r"out must be contiguous float8_e4m3fn.* \[16, 64\].*; got uint8 \[16, 64\]"):
         mxfp8_quantize(x, out=torch.empty(16, 64, dtype=torch.uint8))
     with pytest.raises(GuardError, match=r"out must be contiguous uint8 or float4_e2m1fn_x2 \[16, 32\]; got"):
         mxfp4_quantize(x, out=torch.empty(16, 64, dtype=torch.uint8))
-    with pytest.raises(GuardError, match="out is written and must not share memory with x"):
-        mxfp4_quantize(x, out=x.view(torch.uint8).flatten()[:512].view(16, 32))
-    with pytest.raises(GuardError, match="out is written and must not share memory with scale_out"):
-        out = torch.empty(16, 32, dtype=torch.uint8)
-        mxfp4_quantize(x, out=out, scale_out=out.flatten()[:32].view(16, 2))
     for shape in ((8, 64), (16, 32)):
         with pytest.raises(GuardError, match="a shuffled result needs rows in multiples of 16 and K in"):
             mxfp4_quantize(torch.zeros(shape), shuffled=True)

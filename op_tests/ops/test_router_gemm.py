@@ -139,16 +139,10 @@ def test_refusals_name_argument_value_and_rule():
         ((x, w), {"out": torch.zeros(2, 4)}, r"out must be .*\[2, 3\]"),
         ((x, w), {"out": torch.zeros(2, 3).half()}, "out must be .*; got float16"),
         ((x, w), {"out": torch.zeros(2, 6)[:, ::2]}, "out must be contiguous"),
-        ((x, w), {"out": w.flatten()[:6].view(2, 3)}, "out is written and must not share memory with w"),
         ((x.float(), w, w.flatten()[:3]), {"out": torch.zeros(3, 2).t()}, "out must be contiguous"),
     ):
         with pytest.raises(GuardError, match=message):
             router_gemm(*arguments, **options)
-    memory = torch.zeros(64)
-    with pytest.raises(GuardError, match="out is written and must not share memory with x"):
-        router_gemm(memory[:32].view(2, 16), w, out=memory[4:10].view(2, 3))
-    with pytest.raises(GuardError, match="out is written and must not share memory with bias"):
-        router_gemm(x, w, memory[:3], out=memory[:6].view(2, 3))
 
 
 def test_explain_names_the_kernel_and_the_other_paths():

@@ -326,7 +326,6 @@ def test_a_batch_without_rows_launches_nothing() -> None:
 GATE_UP, ONE = normal((2, 128), torch.float16), torch.ones(1)
 OTHER = torch.float8_e4m3fnuz if FP8 is torch.float8_e4m3fn else torch.float8_e4m3fn
 OUT = torch.empty(2, 64, dtype=FP8)
-INSIDE = OUT.view(torch.uint8)[0, :4].view(2, 2)
 LIMIT = "limit must be positive and finite, or None for no clamp; got {}"
 GOOD = {swiglu_fp8: {"gate_up": GATE_UP, "scale_tensor": ONE}, swiglu_mxfp8: {"gate_up": GATE_UP}}
 REFUSED: tuple[tuple[Callable[..., Any], dict[str, Any], str], ...] = (
@@ -343,19 +342,11 @@ REFUSED: tuple[tuple[Callable[..., Any], dict[str, Any], str], ...] = (
       for bad in (0.0, -1.0, 2 * LARGEST, NAN)),
     (swiglu_fp8, {"next_buffer": torch.empty(3, 8).half()},
      r"next_buffer must be contiguous float16 or bfloat16 \[2, buffer_cols\]"),
-    (swiglu_fp8, {"next_buffer": GATE_UP}, "next_buffer is written and must not share memory with gate_up"),
     *((op, {"limit": bad}, LIMIT.format(bad)) for op in (swiglu_fp8, swiglu_mxfp8) for bad in (0.0, -7.0, INF, NAN)),
     *((swiglu_fp8, {name: bad}, f"{name} must be finite; got {bad}")
       for name in ("alpha", "beta") for bad in (INF, NAN)),
     (swiglu_fp8, {"out": torch.empty(2, 32, dtype=FP8)},
      r"out must be contiguous float8_e4m3fn(uz)? \[2, 64\].*; got .* \[2, 32\]"),
-    (swiglu_fp8, {"out": GATE_UP.view(FP8)[0, :128].view(2, 64)},
-     "out is written and must not share memory with gate_up"),
-    (swiglu_mxfp8, {"scale_out": GATE_UP.view(torch.uint8)[0, :4].view(2, 2)},
-     "scale_out is written and must not share memory with gate_up"),
-    (swiglu_mxfp8, {"out": OUT, "scale_out": INSIDE}, "out is written and must not share memory with scale_out"),
-    (swiglu_fp8, {"out": OUT, "scale_tensor": OUT.view(torch.float32)[0, :1]},
-     "out is written and must not share memory with scale"),
 )  # fmt: skip
 
 
