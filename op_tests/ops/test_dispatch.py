@@ -264,17 +264,6 @@ def test_linear_always_returns_a_tensor(m):
     torch.testing.assert_close(y, mxfp8_mm(*args), rtol=2**-7, atol=1e-4)
 
 
-@pytest.mark.parametrize("m", [4, 100])
-def test_linear_adds_the_bias_and_writes_into_out(calls, m):
-    args = operands(m)
-    bias = torch.randn(N).bfloat16()
-    out = torch.empty(m, N, dtype=torch.bfloat16)
-    y = ops.mxfp8_linear(*args, bias=bias, out=out)
-    want = mxfp8_mm(*args, out_dtype=torch.float32) + bias
-    assert y is out
-    torch.testing.assert_close(y, want.bfloat16(), rtol=2**-7, atol=1e-4)
-
-
 def test_linear_refuses_a_wrong_out_or_bias():
     args = operands(2)
     for kwargs, said in (
@@ -370,23 +359,6 @@ def test_a_row_may_name_a_tile(table):
 
 def assert_close(got, args):
     mxfp8_cases.assert_close(got, mxfp8_mm(*args, out_dtype=torch.float64, compute_dtype=torch.float64))
-
-
-@pytest.mark.parametrize("m", range(1, 17))
-def test_every_small_m_by_the_wrapper(m):
-    args = operands(m)
-    assert_close(ops.mxfp8_gemv(*args), args)
-
-
-@pytest.mark.parametrize("m", [17, 33, 64])
-def test_tuned_larger_m_by_the_wrapper(m, tmp_path, monkeypatch):
-    path = tmp_path / "t.csv"
-    rows = "".join(f"{K},{N},{rows},mfma,2,2,1\n" for rows in (32, 64))
-    path.write_text("K,N,M,kernel,n_sub,k_splits,use_hip\n" + rows)
-    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
-    ops.reload_tables()
-    args = operands(m)
-    assert_close(ops.mxfp8_gemv(*args), args)
 
 
 def test_a_tuned_cell_runs_its_row():

@@ -36,16 +36,6 @@ def test_every_batch_size_is_within_the_bounds(k: int, n: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("k", "n"), ((6144, 1152), (768, 6144)))
-@pytest.mark.parametrize("block_n", (4, 8, 16, 32, 64))
-def test_every_gemv_instance_is_within_the_bounds(k: int, n: int, block_n: int) -> None:
-    case, dense = weight(k, n)
-    for m in (1, 2, 4, 8, 16):
-        got = smallm_mxfp8_gemv(case.xq[:m], case.xs[:m], case.wq, case.ws, torch.bfloat16, block_n)
-        assert_close(got, dequantize(case.xq[:m], case.xs[:m]) @ dense.T)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("kernel", (smallm_mxfp8_gemv, smallm_mxfp8_mfma))
 def test_the_last_row_of_a_weight_just_below_2_gib_is_reached(kernel: Callable[..., torch.Tensor]) -> None:
     n, k = 65535, 32768
