@@ -136,11 +136,7 @@ def test_refusals_name_argument_value_and_rule():
         ((rows, weights, ids.float()), {}, "ids must be int32 or int64.*; got float32"),
         ((rows, weights, None, torch.zeros(4, dtype=torch.int32)), {}, "expert_map needs ids"),
         ((rows, weights, ids, torch.zeros(4)), {}, "expert_map must be int32 or int64.*; got float32"),
-        (
-            (rows, weights, ids, torch.zeros(4, dtype=torch.int32)),
-            {"num_experts": 5},
-            r"expert_map must be .*\[5\]",
-        ),
+        ((rows, weights, ids, torch.zeros(4, dtype=torch.int32)), {"num_experts": 5}, r"expert_map must be .*\[5\]"),
         ((rows, weights, ids), {"num_experts": -1}, "num_experts must be at least 0; got -1"),
         ((rows, weights), {"out": torch.zeros(2, 15)}, r"out must be .*\[2, 16\]"),
         ((rows, weights), {"out": torch.zeros(2, 16).double()}, "out must be .*; got float64"),

@@ -9,17 +9,7 @@ from math import ceil
 
 import pytest
 import torch
-from helpers.mxfp4_cases import (
-    BENCH,
-    CODE_OF_ONE,
-    TASKS,
-    Operands,
-    assert_close,
-    codes,
-    operands,
-    oracle,
-    random_codes,
-)
+from helpers.mxfp4_cases import BENCH, CODE_OF_ONE, TASKS, Operands, assert_close, codes, operands, oracle, random_codes
 from helpers.mxfp8_cases import SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import sparse_bytes
 

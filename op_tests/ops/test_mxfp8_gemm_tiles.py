@@ -6,29 +6,14 @@ import itertools
 
 import pytest
 import torch
-from helpers.mxfp8_cases import (
-    BYTE_OF_INTEGER,
-    SCALE_ONE,
-    Operands,
-    assert_bits,
-    bias_for,
-    embedded,
-    integers,
-    oracle,
-)
+from helpers.mxfp8_cases import BYTE_OF_INTEGER, SCALE_ONE, Operands, assert_bits, bias_for, embedded, integers, oracle
 
 import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.core.kernel import best
 from hipforge.ops.core.tiles import split_workspace, tile_number
-from hipforge.ops.mxfp8_gemm import (
-    mxfp8_gemm,
-    mxfp8_gemm_out,
-    mxfp8_gemm_tiles,
-    mxfp8_gemv,
-    mxfp8_linear,
-)
+from hipforge.ops.mxfp8_gemm import mxfp8_gemm, mxfp8_gemm_out, mxfp8_gemm_tiles, mxfp8_gemv, mxfp8_linear
 from hipforge.ops.mxfp8_gemm.family import TABLE
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS, wave_split
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILED

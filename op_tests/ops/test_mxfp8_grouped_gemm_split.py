@@ -13,13 +13,7 @@ from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, grouped_mxfp8_linear, mxfp8_grouped_split
 from hipforge.ops.mxfp8_grouped_gemm.kernels import wave_split
-from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import (
-    COLUMNS,
-    ROWS,
-    WAVES,
-    default_choice,
-    fits,
-)
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import COLUMNS, ROWS, WAVES, default_choice, fits
 from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER
 from hipforge.tuning.grouped import MoeCell
 
