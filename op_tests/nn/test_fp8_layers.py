@@ -300,18 +300,6 @@ def accepted_back(layer: FP8Linear) -> torch.Tensor:
     return scale - 1 if scale.dtype == torch.uint8 else scale / 2
 
 
-@pytest.mark.parametrize("assign", (False, True))
-@torch.no_grad()
-def test_a_layer_of_the_meta_device_takes_its_own_checkpoint(assign: bool) -> None:
-    source = FP8Linear.from_quantized(*checkpoint("blocks"))
-    layer = FP8Linear(K, N, device="meta", scales="blocks")
-    if not assign:
-        layer.to_empty(device="cpu")
-    layer.load_state_dict(source.state_dict(), assign=assign)
-    x = normal(3, K, dtype=torch.bfloat16)
-    assert torch.equal(layer(x), source(x))
-
-
 def test_the_same_numbers_reach_gfx942s_format() -> None:
     """Moving e4m3fn buffers to a device of e4m3fnuz doubles their scales."""
     for layout in LAYOUTS:
