@@ -31,7 +31,7 @@ from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_grouped_gemm import token
-from hipforge.ops.mxfp8_grouped_gemm.kernels import row_stream, tiles
+from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
 from hipforge.ops.reference import quantize_kv_int4
 from hipforge.ops.reference.attention import quantize_kv_fp8
 
@@ -186,7 +186,7 @@ def skinny() -> None:
 
 
 def made() -> None:
-    """Every configuration of the products that make their activations, and of the experts of one token."""
+    """Every configuration of the products that make their activations, and every kernel of the experts of one token."""
     weight, w = rows(torch.bfloat16, 512), hipforge.mxfp8_quantize(rows(torch.bfloat16, 77, 512))
     experts = [part.view(7, 11, -1) for part in w]
     ids, routing = torch.tensor([6, 0, 2], device=DEVICE, dtype=torch.int32), torch.rand(3, device=DEVICE)
@@ -204,6 +204,14 @@ def made() -> None:
             token.mxfp8_token_gate_up_out(out, *x, *experts, ids, *end)
             gate_up, out = rows(torch.bfloat16, 3, 1024), rows(torch.bfloat16, 1, 11)
             token.mxfp8_token_down_out(out, gate_up, *experts, ids, routing, 1.0, 0.0, torch.inf, *end)
+    for k, sharers in ((128, 1), (512, 2), (768, 2), (1024, 4), (3072, 8), (4096, 16)):
+        end = sharers, 7, False
+        n = 16 * 7 * 4  # four tiles of a block: more than the ring of a team has under way
+        experts = [part.view(7, n, -1) for part in hipforge.mxfp8_quantize(rows(torch.bfloat16, 7 * n, k))]
+        x, out = hipforge.mxfp8_quantize(rows(torch.bfloat16, 1, k)), rows(torch.bfloat16, 3, n)
+        token.mxfp8_token_gate_up_passes_out(out, *x, *experts, ids, *end)
+        gate_up, out = rows(torch.bfloat16, 3, 2 * k), rows(torch.bfloat16, 1, n)
+        token.mxfp8_token_down_passes_out(out, gate_up, *experts, ids, routing, 1.0, 0.0, torch.inf, *end)
 
 
 def experts() -> None:
@@ -218,7 +226,8 @@ def experts() -> None:
 
 def grouped() -> None:
     """Every configuration of the grouped kernels, and of those with SwiGLU."""
-    for of in (test_mxfp8_grouped_gemm.case(5, 3, 7, 192, 1024), test_mxfp8_grouped_gemm.case(40, 2, 3, 64, 288)):
+    shapes = (5, 3, 7, 192, 1024), (40, 2, 3, 64, 288), (5, 2, 3, 64, 3072)
+    for of in (test_mxfp8_grouped_gemm.case(*shape) for shape in shapes):
         bias, weights = torch.randn(of.w.shape[:2], device=DEVICE), torch.rand(of.slots, device=DEVICE)
         for given in ((None, None), (bias, weights)):
             for _ in test_mxfp8_grouped_gemm.runs(of, *given):
@@ -233,6 +242,9 @@ def grouped() -> None:
                 row_stream.launch_gate_up(*operands, rows=count, blocks=132)
             for slots in tiles.SLOTS:
                 tiles.launch_gate_up(*operands, slots=slots)
+            for count in row_stream.SHARERS:
+                if count >= pass_stream.GATE_UP_SHARERS and pass_stream.steps_refusal(k, count) is None:
+                    pass_stream.launch_gate_up(*operands, sharers=count, blocks=132)
 
 
 def attention(dtype: torch.dtype, half: torch.dtype) -> None:

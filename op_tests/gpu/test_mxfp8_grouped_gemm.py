@@ -13,10 +13,10 @@ from gpu.test_mxfp8_gemm import BOUND, error, values
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
-from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_row_stream, mxfp8_grouped_tiles
-from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, WARPS, launch_gate_up
+from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, mxfp8_grouped_tiles
+from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
+from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, WARPS
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import SLOTS
-from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import launch_gate_up as launch_gate_up_tiles
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 STREAMS = [{"rows": rows, "sharers": sharers, "blocks": 132} for rows, sharers in itertools.product(ROWS, SHARERS)]
 TILED = [{"slots": slots} for slots in SLOTS]
+PASSES = [{"sharers": sharers, "blocks": 132} for sharers in SHARERS]
 
 
 class Case(NamedTuple):
@@ -82,17 +83,27 @@ def exact(of: Case, bias: torch.Tensor | None = None, weights: torch.Tensor | No
 
 
 def runs(of: Case, bias=None, weights=None):
-    """Every configuration, with its result, which starts as NaN."""
-    for given in (*STREAMS, *TILED):
+    """Every configuration that takes the shape, with its result, which starts as NaN."""
+    key = of.slots, *of.w.shape[1:], of.a_div, int(weights is not None)
+    for given in (*PASSES, *STREAMS, *TILED):
+        if "slots" not in given and "rows" not in given and pass_stream.STREAM.needs(given, key, "sm_90") is not None:
+            continue
         out = torch.full((of.slots, of.w.shape[1]), float("nan"), device="cuda", dtype=torch.bfloat16)
-        kernel = mxfp8_grouped_row_stream if "rows" in given else mxfp8_grouped_tiles
-        yield given, kernel(*of.operands, out, of.slots, of.a_div, of.block_m, weights, bias, **given)
+        yield given, kernel_of(given)(*of.operands, out, of.slots, of.a_div, of.block_m, weights, bias, **given)
+
+
+def kernel_of(given):
+    """The raw op of a configuration."""
+    if "rows" in given:
+        return mxfp8_grouped_row_stream
+    return mxfp8_grouped_tiles if "slots" in given else mxfp8_grouped_pass_stream
 
 
 # (tokens, choices, experts, N, K): few and many slots of an expert; odd sizes; K of no whole step.
 CASES = [
     (1, 8, 128, 1536, 2048), (3, 2, 5, 77, 2880), (16, 4, 32, 1000, 96), (40, 4, 6, 130, 1056), (64, 8, 16, 512, 768),
-    (200, 2, 3, 48, 512),
+    (200, 2, 3, 48, 512), (5, 3, 7, 80, 4096), (3, 8, 11, 192, 3072), (20, 4, 9, 48, 6144), (4, 8, 20, 256, 1536),
+    (2, 2, 4, 32, 128),
 ]  # fmt: skip
 
 
@@ -124,8 +135,13 @@ def test_the_public_op_takes_the_shapes_of_models_by_a_kernel(shape) -> None:
     assert error(hipforge.grouped_mxfp8_linear(*given), exact(of, weights=weights)) < BOUND
 
 
+GATE_UPS = [
+    (1, 8, 128, 1536, 2048), (5, 3, 7, 192, 2880), (64, 4, 8, 128, 768), (3, 4, 6, 128, 4096), (9, 4, 5, 64, 3072),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("shape", [(1, 8, 128, 1536, 2048), (5, 3, 7, 192, 2880), (64, 4, 8, 128, 768)])
+@pytest.mark.parametrize("shape", GATE_UPS)
 def test_gate_and_up_with_their_epilogue_are_those_of_two_launches(shape, interleaved) -> None:
     of = case(*shape)
     parts = of._replace(
@@ -138,23 +154,26 @@ def test_gate_and_up_with_their_epilogue_are_those_of_two_launches(shape, interl
         for given, out in runs(parts, bias):
             if "rows" in given and given["sharers"] != WARPS // 4:
                 continue
+            if "sharers" in given and given["sharers"] < pass_stream.GATE_UP_SHARERS:
+                continue
             want_q, want_scales = hipforge.swiglu_mxfp8(
                 out, alpha=alpha, beta=beta, limit=limit, interleaved=interleaved
             )
             q, q_scales = torch.empty_like(want_q), torch.empty_like(want_scales)
             operands = *parts.operands, bias, *sizes, alpha, beta, float("inf") if limit is None else limit, interleaved
             if "rows" in given:
-                launch_gate_up(q, q_scales, *operands, rows=given["rows"], blocks=given["blocks"])
+                row_stream.launch_gate_up(q, q_scales, *operands, rows=given["rows"], blocks=given["blocks"])
             else:
-                launch_gate_up_tiles(q, q_scales, *operands, **given)
+                (tiles if "slots" in given else pass_stream).launch_gate_up(q, q_scales, *operands, **given)
             assert torch.equal(q_scales, want_scales), given
             assert torch.equal(q.view(torch.uint8), want_q.view(torch.uint8)), given
     taken = hipforge.explain(grouped_swiglu_mxfp8, *parts.operands, parts.slots, parts.block_m, parts.a_div)
     assert taken.path == "kernel" and "gate_up" in taken.kernel
 
 
-def test_integers_are_exact() -> None:
-    of = case(9, 2, 4, 48, 2880, block_m=16)
+@pytest.mark.parametrize("k", [2880, 768, 4096])
+def test_integers_are_exact(k: int) -> None:
+    of = case(9, 2, 4, 48, k, block_m=16)
     for elements in (of.a, of.w):
         small = torch.randint(-1, 2, elements.shape, device="cuda") * (torch.rand(elements.shape, device="cuda") < 0.02)
         elements.copy_(small.to(torch.float8_e4m3fn))
@@ -256,6 +275,16 @@ def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
     sizes = of.slots, of.a_div, of.block_m
     with pytest.raises(GuardError, match="sharers must be 1, 2, 4, 8 or 16; got 3"):
         mxfp8_grouped_row_stream(*of.operands, out, *sizes, rows=8, sharers=3)
-    for kernel in (mxfp8_grouped_row_stream, mxfp8_grouped_tiles):
+    with pytest.raises(GuardError, match="N must be a multiple of 16; got 24"):
+        odd = case(1, 1, 2, 24, 256)
+        mxfp8_grouped_pass_stream(*odd.operands, out, *sizes)
+    for k, sharers, match in (
+        (2880, 16, "K must be a multiple of 128 up to 4096; got 2880"),
+        (4352, 16, "K must be a multiple of 128 up to 4096; got 4352"),
+        (1024, 2, "more than 3: give more sharers"),
+    ):
+        with pytest.raises(GuardError, match=match):
+            mxfp8_grouped_pass_stream(*case(1, 1, 2, 64, k).operands, out, *sizes, sharers=sharers)
+    for kernel in (mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, mxfp8_grouped_tiles):
         with pytest.raises(GuardError, match="out has 32 elements; 1 slots of N = 64 columns need 64"):
             kernel(*of.operands, out[:, :32].contiguous(), *sizes)

@@ -76,8 +76,12 @@ def test_a_configuration_fits_and_is_one_that_the_stream_takes(m: int, n: int, k
 
 @pytest.mark.parametrize(
     "slots, hidden, inner, fault",
-    [(8, 2048, 768, None), (33, 2048, 768, "got 33"), (8, 2880, 768, "H=2880"), (8, 2048, 640, "I=640")],
-)
+    [
+        (8, 2048, 768, None), (8, 2048, 640, None), (8, 7168, 2048, None), (2, 4096, 14336, None),
+        (8, 8704, 768, None), (33, 2048, 768, "got 33"), (8, 2912, 768, "H=2912"), (8, 4352, 768, "H=4352"),
+        (8, 2048, 672, "I=672"), (8, 2048, 4224, "I=4224"), (8, 0, 768, "H=0"),
+    ],
+)  # fmt: skip
 def test_which_layers_are_two_launches_for_one_token(slots: int, hidden: int, inner: int, fault: str | None) -> None:
     refusal = token.refusal(slots, hidden, inner)
     assert refusal is None if fault is None else fault in str(refusal)

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hipforge.errors import GuardError
-from hipforge.ops.core.kernel import best
+from hipforge.ops.core.kernel import Kernel, best
 from hipforge.ops.moe_gate_up import FUSED
-from hipforge.ops.mxfp8_grouped_gemm import family, mxfp8_grouped_row_stream
-from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS
+from hipforge.ops.mxfp8_grouped_gemm import family, mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, token
+from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS, pass_stream
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import MOST_SLOTS, STREAM, loads, sharers_for
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import TILES
 
 HOPPER, UNITS = "sm_90", 132
+PASSES = pass_stream.STREAM
 
 
 def problem(slots: int, experts: int, n: int, k: int) -> SimpleNamespace:
@@ -30,8 +31,8 @@ def problem(slots: int, experts: int, n: int, k: int) -> SimpleNamespace:
 )  # fmt: skip
 def test_every_shape_has_a_default_and_every_candidate_is_accepted(slots: int, experts: int, n: int, k: int) -> None:
     cell = problem(slots, experts, n, k)
-    assert best(KERNELS, cell, HOPPER, UNITS).kernel in (STREAM.name, TILES.name)
-    for kernel in (STREAM, TILES):
+    assert best(KERNELS, cell, HOPPER, UNITS).kernel in (PASSES.name, STREAM.name, TILES.name)
+    for kernel in (PASSES, STREAM, TILES):
         for us, configuration in kernel.default(cell, HOPPER, UNITS):
             assert us > 0 and kernel.needs(configuration, cell.key, HOPPER) is None
         if slots <= MOST_SLOTS or kernel is TILES:
@@ -39,12 +40,74 @@ def test_every_shape_has_a_default_and_every_candidate_is_accepted(slots: int, e
                 assert kernel.needs(configuration, cell.key, HOPPER) is None
 
 
-@pytest.mark.parametrize(("slots", "rows"), [(8, 8), (64, 8), (1024, 16), (1 << 15, None)])
-def test_few_slots_of_an_expert_stream_and_many_take_tiles(slots: int, rows: int | None) -> None:
-    choice = best(KERNELS, problem(slots, 128, 1536, 2048), HOPPER, UNITS)
-    assert choice.configuration.get("rows") == rows
-    assert (choice.kernel == TILES.name) == (rows is None)
+@pytest.mark.parametrize(
+    ("slots", "n", "k", "kernel"),
+    [
+        (8, 1536, 2048, PASSES), (64, 1536, 2048, PASSES), (64, 3072, 4096, PASSES), (64, 1536, 2880, STREAM),
+        (64, 1544, 2048, STREAM), (64, 1536, 4352, STREAM), (4, 1536, 6144, STREAM), (1024, 1536, 2048, STREAM),
+        (1 << 15, 1536, 2048, TILES),
+    ],
+)  # fmt: skip
+def test_few_slots_of_an_expert_stream_and_many_take_tiles(slots: int, n: int, k: int, kernel: Kernel) -> None:
+    choice = best(KERNELS, problem(slots, 128, n, k), HOPPER, UNITS)
+    assert choice.kernel == kernel.name
+    assert choice.configuration.get("rows") == (None if kernel is not STREAM else 16 if slots == 1024 else 8)
     assert choice.kernel in FUSED  # gate and up have their epilogue
+
+
+@pytest.mark.parametrize(
+    ("k", "passes", "sharers"),
+    [
+        (128, 50, 1), (256, 50, 1), (768, 50, 4), (1536, 50, 8), (2048, 50, 8), (4096, 50, 16), (768, 2, 4),
+        (2048, 1, 16), (128, 1, 1),
+    ],
+)  # fmt: skip
+def test_the_fewest_warps_with_two_steps_each_share_k(k: int, passes: float, sharers: int) -> None:
+    assert pass_stream.sharers_for(k, passes) == sharers
+
+
+@pytest.mark.parametrize(
+    ("slots", "k", "sharers"), [(8, 768, 2), (4, 768, 4), (1, 768, 4), (8, 1536, 4), (8, 2048, 8), (2, 4096, 16)]
+)
+def test_a_team_has_one_expert_of_a_token_where_its_warps_have_room_for_k(slots: int, k: int, sharers: int) -> None:
+    assert token.down_sharers(slots, k) == sharers
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "passes"),
+    [(1536, 128, True), (2048, 4096, True), (2048, 4608, False), (1536, 6144, False), (1544, 2048, False)],
+)
+def test_a_product_of_one_token_is_in_passes_up_to_a_k(
+    n: int, k: int, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    for of in ("gate_up", "down"):
+        for name in (f"mxfp8_token_{of}_passes_out", f"mxfp8_token_{of}_out"):
+            monkeypatch.setattr(token, name, lambda *given, name=name: called.append((name, given[-4:-1])))
+    monkeypatch.setattr(token.devices, "current", lambda: SimpleNamespace(cu_count=lambda: UNITS))
+    w, ids, x = torch.empty(1, 1, 1).expand(16, n, k), torch.arange(8), torch.empty(1)
+    token.token_gate_up(x, x, w, x, ids)
+    token.token_down(x, w, x, ids, x)
+    assert [name for name, _ in called] == [
+        f"mxfp8_token_{of}{'_passes' if passes else ''}_out" for of in ("gate_up", "down")
+    ]
+    for _, (tiles_of_w, sharers, blocks) in called:
+        if passes:
+            assert pass_stream.steps_refusal(k, sharers) is None and blocks == UNITS
+        else:
+            assert tiles_of_w in token.TILES
+
+
+def test_what_passes_do_not_take_is_refused_with_the_reason() -> None:
+    few = {"sharers": 2, "blocks": 132}
+    assert PASSES.needs(few, (8, 64, 768), HOPPER) is None
+    assert "N of a multiple of 16" in PASSES.needs(few, (8, 72, 768), HOPPER)
+    assert "M of at most 2048" in PASSES.needs(few, (4096, 64, 768), HOPPER)
+    assert "more sharers" in PASSES.needs(few, (8, 64, 1024), HOPPER)
+    for k in (96, 4224, 6144):
+        assert "K of a multiple of 128, at most 4096" in PASSES.needs({**few, "sharers": 16}, (8, 64, k), HOPPER)
+    with pytest.raises(GuardError, match="sharers must be 1, 2, 4, 8 or 16; got 3"):
+        mxfp8_grouped_pass_stream(*[torch.empty(0)] * 8, 1, 1, 64, sharers=3)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
    slots, else wave_split, in their default configurations; otherwise None.
 
 gfx942 has no table: wave_split computes every problem past 3 whose payloads are both float8_e4m3fnuz. Nor has sm_90: a
-kernel that streams W takes few slots of an expert, one in tiles the others.
+kernel that streams W takes few slots of an expert, in passes (:func:`mxfp8_grouped_pass_stream`) or, where those do not
+take K or N, row by row (:func:`mxfp8_grouped_row_stream`); one in tiles takes the others.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
 from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, GROUPED
 from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, smallm_mxfp8_moe_grouped_gemm, smallm_mxfp8_moe_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.pass_stream import mxfp8_grouped_pass_stream, mxfp8_grouped_pass_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import mxfp8_grouped_row_stream, mxfp8_grouped_row_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import mxfp8_grouped_tiles, mxfp8_grouped_tiles_out
@@ -56,6 +58,8 @@ __all__ = [
     "GROUPED",
     "grouped_gemm_mxfp8",
     "grouped_mxfp8_linear",
+    "mxfp8_grouped_pass_stream",
+    "mxfp8_grouped_pass_stream_out",
     "mxfp8_grouped_row_stream",
     "mxfp8_grouped_row_stream_out",
     "mxfp8_grouped_split",

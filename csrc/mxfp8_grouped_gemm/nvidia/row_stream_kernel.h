@@ -1,5 +1,6 @@
 // Y[slot] = A[slot / a_div] W[expert]^T from MX-FP8 for few slots of an expert on sm_90: the rows of W of all experts that have
-// slots are one stream, of which every multiprocessor has an equal share.
+// slots are one stream, of which every multiprocessor has an equal share. This kernel is for 16 slots at once, and for 8 with
+// the K and N that pass_stream_kernel.h does not take.
 //
 //    groups of up to ROWS slots of one expert, in the order of the tiles          A block first lists the groups that have a
 //    +------------+------------+------------+-- ... --+                           slot (ROWS entries of a tile; others cost
@@ -22,40 +23,11 @@
 // W over the memory's bandwidth.
 #pragma once
 
-#include "../../mxfp8_gemm/nvidia/row_step.h"
-#include "problem.h"
+#include "groups.h"
 
 namespace hf::moe {
 
-using namespace row_stream;
-
-constexpr int kMostGroups = 2048;  // that a block can list
-constexpr int64_t kMaxK = int64_t{1} << 22, kMaxN = int64_t{1} << 23;
-static_assert(kMostGroups * kMaxN / 16 < kMaxInt32, "passes are counted in 31 bits");
-constexpr int kWarps = 16, kThreads = kWarps * 32, kSlots = 3;  // of a block; of each warp's ring
-constexpr int kPassTiles = 2, kPassRows = kPassTiles * kTileRows, kUnitPasses = 4;
-constexpr int kGateUpRows = kUnitPasses * kPassRows;  // of W for a block of 32 results
-static_assert(kGateUpRows == 2 * kMxBlock);
-
-struct Streamed : Problem {
-  int k_shift;             // log2 of the warps that share K
-  Divisor chunks, passes;  // of 32 entries, of a tile; of a group
-};
-
-/// Waits for the other warps of a team of so many threads.
-__device__ __forceinline__ void meet(int team, int threads) {
-  if (threads == 32)
-    __syncwarp();
-  else
-    asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
-}
-
-struct Group {
-  int entry, count, expert;  // entries of sorted_ids
-
-  /// The slot of its row m, or a number that is none.
-  __device__ __forceinline__ int slot(const Problem& p, int m) const { return m < count ? p.sorted_ids[entry + m] : -1; }
-};
+constexpr int kSlots = 3;  // of a warp's ring
 
 template <int ROWS>
 struct Layout {
@@ -68,63 +40,6 @@ struct Layout {
   static constexpr int kBytes = kGroupsAt + kMostGroups * int(sizeof(Group));
   static_assert(kSlotBytes % 16 == 0 && kBytes <= kMostShared);
 };
-
-/// Lists the groups that have a slot, in order; returns how many there are. All threads of the block take part.
-///
-/// A warp reads 32 chunks of 32 entries of a tile, a line each, and lane j keeps what chunk j has. Until num_tokens_post_padded has
-/// come, as many tiles as there are slots are looked at.
-template <int ROWS>
-__device__ __forceinline__ int list_groups(const Streamed& p, Group* groups) {
-  using L = Layout<ROWS>;
-  constexpr int kChunkGroups = 32 / ROWS, kBatch = 8;
-  __shared__ int counts[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, per_tile = static_cast<int>(p.chunks.value);
-  int listed = 0, end = min(p.tiles, p.num_valid) * per_tile;
-  for (int base = 0; base < end;) {
-    const int first = base + warp * 32, here = min(end - first, 32), mine = first + lane, tile = p.chunks.quotient(mine);
-    const int expert = lane < here ? p.expert_ids[tile] : -1, in_use = p.tiles_in_use();
-    uint32_t slots = 0;
-    for (int j = 0; j < here; j += kBatch) {
-      int ids[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int chunk = first + j + i, of = p.chunks.quotient(chunk), at = (chunk - of * per_tile) * 32 + lane;
-        ids[i] = j + i < here && at < p.block_m ? p.sorted_ids[of * p.block_m + at] : -1;
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const uint32_t found = __ballot_sync(~0u, p.is_slot(ids[i]));
-        if (lane == j + i) slots = found;
-      }
-    }
-    const int in_tile = (mine - tile * per_tile) * 32;
-    if (tile >= in_use || static_cast<uint32_t>(expert) >= static_cast<uint32_t>(p.experts)) slots = 0;
-    int count = 0;
-#pragma unroll
-    for (int i = 0; i < kChunkGroups; ++i) count += (slots >> (i * ROWS) & (~0u >> (32 - ROWS))) != 0;
-    int upto = count;  // this lane's and those before
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int before = __shfl_up_sync(~0u, upto, distance);
-      if (lane >= distance) upto += before;
-    }
-    if (lane == 31) counts[warp] = upto;
-    __syncthreads();
-    base = min(base + kThreads, end), end = in_use * per_tile;
-    int at = listed + upto - count;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      at += w < warp ? counts[w] : 0;
-      listed += counts[w];
-    }
-#pragma unroll
-    for (int i = 0; i < kChunkGroups; ++i)
-      if ((slots >> (i * ROWS) & (~0u >> (32 - ROWS))) != 0 && at < kMostGroups)
-        groups[at++] = {tile * p.block_m + in_tile + i * ROWS, min(ROWS, p.block_m - in_tile - i * ROWS), expert};
-    __syncthreads();
-  }
-  return min(listed, kMostGroups);  // more only where slots stand in several tiles
-}
 
 /// ALIGNED: K is a multiple of a step and scales are read as words.
 template <int ROWS, bool GATE_UP, bool ALIGNED>
@@ -299,17 +214,8 @@ inline void stream_rows(const Problem& problem, const Operands& given, int64_t r
                         bool programmatic, hipStream_t stream) {
   using L = Layout<ROWS>;
   HF_CHECK(rows == ROWS, "this variant of the module has rows = ", ROWS, "; got ", rows);
-  HF_CHECK(sharers >= 1 && sharers <= kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
-           kWarps, "; got ", sharers);
-  HF_CHECK(blocks >= 1 && blocks <= kMaxInt32, "blocks must be between 1 and 2^31 - 1; got ", blocks);
-  HF_CHECK(given.k <= kMaxK, "K must be at most ", kMaxK, "; got ", given.k);
-  HF_CHECK(given.n <= kMaxN, "N must be at most ", kMaxN, "; got ", given.n);
-  const int64_t groups = hf::smaller(problem.tiles * int64_t{hf::ceil_div(given.block_m, ROWS)}, given.num_valid);
-  HF_CHECK(groups <= kMostGroups, "a block lists the groups of up to ", ROWS, " slots, at most ", kMostGroups, "; there can be ",
-           groups, " of num_valid_tokens = ", given.num_valid, ": use the kernel in tiles");
-  if (groups == 0) return;
-  const Streamed streamed{problem, __builtin_ctzll(static_cast<uint64_t>(sharers)), Divisor::of(hf::ceil_div(given.block_m, 32)),
-                          Divisor::of(hf::ceil_div(given.n, kPassRows))};
+  const Streamed streamed = streamed_of(problem, given, ROWS, sharers, blocks);
+  if (streamed.most_groups == 0) return;
   hf::Launch at{static_cast<uint32_t>(blocks), kThreads, L::kBytes, stream};
   at.programmatic = programmatic;
   const auto kernel = has_scale_words(given) ? mxfp8_grouped_row_stream<ROWS, GATE_UP, true>

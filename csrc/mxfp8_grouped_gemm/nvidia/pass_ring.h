@@ -1,0 +1,128 @@
+// Passes of 16 rows of W that the copy engine brings into a ring in shared memory, and their products with up to 8 rows of X,
+// which a warp has in registers.
+//
+//        K, in steps of 128 (a line of a row)              A team of 2^k_shift warps has the next `stages` passes under way at
+//      +-----+-----+-----+-----+-----+--                   any time. A row is one copy; rows are 32 bytes apart modulo 128, so
+//  16  | w 0 | w 1 | w 2 | w 3 | w 0 |     one pass        that a half warp's loads of 8 bytes meet no bank twice. The scales
+// rows |     |     |     |     |     |                     of the rows of a pass are one run of bytes in memory, and one copy.
+//      +-----+-----+-----+-----+-----+--                   K is at most 4096, of which two passes fit in shared memory.
+//
+// Products: mma.m16n8k16, W's rows in its 16 rows and those of X in its 8 columns; order of k, scales and their rare cases as in
+// row_step.h. Lane 4 g + t ends up with the sums of W's rows g + 8 h and X's rows 2 t + j. Of one row of X, the eight columns have
+// steps of a warp instead, and the lanes' sums of a row are added up in the end.
+#pragma once
+
+#include "../../mxfp8_gemm/nvidia/tma.h"
+#include "groups.h"
+
+namespace hf::moe {
+
+constexpr int kMostStages = 2;            // more do not read faster
+constexpr int kApart = 32;                // bytes between rows in shared memory
+constexpr int kMostSteps = 3;             // of a warp
+constexpr int kMostPassK = 4096;
+constexpr int kStaticBytes = 2560;        // of shared memory
+static_assert(kStep % 128 == 0 && kApart == 32, "eight rows are in different banks");
+
+/// Returns how many steps of K a warp has, at most, where so many share it.
+inline int steps_of_warp(int64_t k, int64_t sharers) {
+  HF_CHECK(k % kStep == 0 && k <= kMostPassK, "K must be a multiple of ", kStep, " up to ", kMostPassK, "; got ", k);
+  const int64_t steps = hf::ceil_div(k / kStep, sharers);
+  HF_CHECK(steps <= kMostSteps, "K = ", k, " is ", steps, " steps of ", kStep, " for each of ", sharers,
+           " warps that share it, more than ", kMostSteps, ": give more sharers");
+  return static_cast<int>(steps);
+}
+
+struct Ring {
+  int pitch, scale_pitch, stage_bytes, stages;  // from row to row of W and of its scales; of a stage, and how many a team has
+
+  /// For teams of so many warps, in as many bytes of shared memory.
+  static Ring of(int64_t k, int64_t sharers, int64_t bytes) {
+    const int64_t pitch = k + kApart, scale_pitch = k / kBlock;
+    const int64_t stage = kPassRows * (pitch + scale_pitch);
+    return {static_cast<int>(pitch), static_cast<int>(scale_pitch), static_cast<int>(stage),
+            static_cast<int>(hf::smaller(int64_t{kMostStages}, bytes / (kWarps / sharers * stage)))};
+  }
+  int bytes(int64_t sharers) const { return static_cast<int>(kWarps / sharers) * stages * stage_bytes; }
+  __device__ __forceinline__ int scales_at() const { return kPassRows * pitch; }
+};
+// One stage of all teams always fits beside what the kernels keep.
+constexpr int kMostStageBytes = kPassRows * kWarps * kMostSteps * (kStep + kStep / kBlock) + kWarps * kPassRows * kApart;
+static_assert(kMostStageBytes + 64 * 1024 <= kMostShared);
+static_assert(kPassRows * (kMostPassK + kApart + kMostPassK / kBlock) * kMostStages + 64 * 1024 <= kMostShared);
+
+/// Copies a multiple of 16 bytes, which `barrier` counts.
+__device__ __forceinline__ void copy_run(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+/// Adds the products of a step. `here` has this lane's bytes of W's row g, `scales` that row's word; x_less: X's words less
+/// 0x7f7f7f7f, of its columns 2 t + j; `usual`: all of them are in 64..191. With ONE_ROW column s has step s of one row of X, so that
+/// a lane's registers are one step's: only sums of column s count, where `to_own` = s - 2 t is j.
+template <bool ONE_ROW>
+__device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const uint8_t* scales, const Ring& r,
+                                                   const uint32_t (&x)[4][4], const uint32_t (&x_less)[2], bool usual, int to_own,
+                                                   float (&sums)[2][2]) {
+  uint32_t sw[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sw[h] = *reinterpret_cast<const uint32_t*>(scales + h * kTileRows * r.scale_pitch);
+  const auto multiply = [&](int b, float (&d)[4]) {
+    const uint2 top = *reinterpret_cast<const uint2*>(here + b * kBlock);
+    const uint2 low = *reinterpret_cast<const uint2*>(here + kTileRows * r.pitch + b * kBlock);
+    uint32_t a[2][4];
+    halves_of(top.x, a[0][0], a[0][2]);
+    halves_of(low.x, a[0][1], a[0][3]);
+    halves_of(top.y, a[1][0], a[1][2]);
+    halves_of(low.y, a[1][1], a[1][3]);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) d[c] = 0;
+    multiply_add(d, a[0], x[b][0], x[b][1]);
+    multiply_add(d, a[1], x[b][2], x[b][3]);
+  };
+  if (usual && __all_sync(~0u, (in_range(sw[0]) & in_range(sw[1]) & 0x80808080u) == 0x80808080u)) {
+    uint32_t exponents[2][2];  // 0 makes a factor of 0
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) exponents[h][j] = !ONE_ROW || to_own == j ? sw[h] + x_less[j] : 0;
+    const auto block_of = [&](auto which) {
+      constexpr int b = decltype(which)::value;
+      float d[4];
+      multiply(b, d);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) sums[h][j] = fmaf(d[2 * h + j], power_of<b>(exponents[h][j]), sums[h][j]);
+    };
+    block_of(std::integral_constant<int, 0>{}), block_of(std::integral_constant<int, 1>{});
+    block_of(std::integral_constant<int, 2>{}), block_of(std::integral_constant<int, 3>{});
+  } else {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      float d[4];
+      multiply(b, d);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+          if (!ONE_ROW || to_own == j)
+            sums[h][j] += scaled(d[2 * h + j], sw[h] >> (8 * b) & 255, (x_less[j] + 0x7f7f7f7fu) >> (8 * b) & 255);
+    }
+  }
+}
+
+/// With ONE_ROW: the sums of W's rows g and g + 8, in all lanes of a row.
+__device__ __forceinline__ float2 sums_of_columns(const float (&sums)[2][2]) {
+  float of_row[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    of_row[h] = sums[h][0] + sums[h][1];
+    of_row[h] += __shfl_xor_sync(~0u, of_row[h], 1);
+    of_row[h] += __shfl_xor_sync(~0u, of_row[h], 2);
+  }
+  return make_float2(of_row[0], of_row[1]);
+}
+
+}  // namespace hf::moe
