@@ -57,8 +57,6 @@ def find(codes: Mapping[Any, int]) -> tuple[Any, ...] | None:
             ctypes.cast(getattr(libraries[name], symbol), ctypes.c_void_p).value for name, symbol in _FUNCTIONS
         )
         cpu = libraries["torch_cpu"]
-        names = {str(dtype).removeprefix("torch."): code for dtype, code in codes.items()}
-        numbers = {cpu[f"aoti_torch_dtype_{name}"](): code for name, code in names.items()}
         constants = tuple(
             cpu[f"aoti_torch_{name}"]() for name in ("layout_strided", "device_type_cpu", "device_type_cuda")
         )
@@ -70,12 +68,15 @@ def find(codes: Mapping[Any, int]) -> tuple[Any, ...] | None:
     words = memoryview(ctypes.string_at(id(sample), torch.Tensor.__basicsize__)).cast("Q").tolist()
     if words.count(sample._cdata) != 1:
         return None
+    offset = 8 * words.index(sample._cdata)
     table = bytearray(_MOST_DTYPES)
-    for number, code in numbers.items():
-        if not 0 <= number < _MOST_DTYPES:
+    for dtype, code in codes.items():  # not every torch has a function that says a type's number
+        sample, number = torch.empty(1, dtype=dtype, device="cpu"), ctypes.c_int32(-1)
+        status = cpu.aoti_torch_get_dtype(ctypes.c_void_p(id(sample) + offset), ctypes.byref(number))
+        if status or not 0 <= number.value < _MOST_DTYPES:
             return None
-        table[number] = code
-    return (8 * words.index(sample._cdata), addresses, *constants, bytes(table))
+        table[number.value] = code
+    return (offset, addresses, *constants, bytes(table))
 
 
 def stream_namer() -> int:
