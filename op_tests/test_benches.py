@@ -188,8 +188,9 @@ def measured(path: Path, rows: list[dict[str, Any]]) -> Path:
             {"reading W", "hipforge", "hipforge programmatic", "torch bf16", "M", "µs (measured)"},
         ),
         (
-            [{"batch": 2, "implementation": "hipforge fp8", "mb": 268.0, "us": 100.0}],
-            {"TB/s (measured)", "hipforge", "batch=2"},
+            [{"op": "attention", "batch": 2, "keys": 64, "implementation": "hipforge", "mb": 268.0, "floor_us": 90.0,
+              "us": 100.0}],
+            {"TB/s (measured)", "hipforge", "reading alone", "attention 2 × 64", "1.00", "0.90"},
         ),
     ],
     ids=["against M", "bandwidth"],

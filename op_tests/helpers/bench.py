@@ -205,15 +205,27 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     measured = rows[0].get("us") is not None
     if measured and len({row.get("m") for row in rows}) > 2 and all("m" in row for row in rows):
         return plots.curves(list(_against_m(rows)), title, "M", "µs (measured)", path)
+    if measured and all("mb" in row for row in rows):
+        return plots.bars(list(_bandwidths(rows)), title, "TB/s (measured)", path)
     metric, unit = ("us", "µs (measured)") if measured else ("instructions", "wave-instructions (counted)")
-    moves = measured and all("mb" in row for row in rows)
     values = []
     for row in rows:
         if row.get(metric):
             label = " ".join(value if isinstance(value, str) else f"{name}={value}" for name, value in key_of(row))
-            value = row["mb"] / row["us"] if moves else row[metric]
-            values.append(plots.Bar(label, _series(row["implementation"]), value))
-    return plots.bars(values, title, "TB/s (measured)" if moves else unit, path)
+            values.append(plots.Bar(label, _series(row["implementation"]), row[metric]))
+    return plots.bars(values, title, unit, path)
+
+
+def _bandwidths(rows: Sequence[Row]) -> Iterator[plots.Bar]:
+    """Yield the bandwidth of each row, beside that of a kernel which only reads, for problems of the same columns."""
+    for row in rows:
+        key = key_of(row)
+        panel = ", ".join(name for name, value in key if not isinstance(value, str))
+        label = " ".join(value for _, value in key if isinstance(value, str))
+        label += " " + " × ".join(str(value) for _, value in key if not isinstance(value, str))
+        if row.get("floor_us"):
+            yield plots.Bar(label, "reading alone", row["mb"] / row["floor_us"], panel)
+        yield plots.Bar(label, _series(row["implementation"]), row["mb"] / row["us"], panel)
 
 
 def _series(implementation: str) -> str:

@@ -232,6 +232,8 @@ def curves(found: Sequence[Curve], title: str, x: str, y: str, path: Path) -> No
     panels = list(dict.fromkeys(one.panel for one in found))
     series = list(dict.fromkeys(one.series for one in found))
     with figure(path, len(panels), size=(4.2, 3.8)) as all_axes:
+        from matplotlib.ticker import LogFormatter
+
         for axes, panel in zip(all_axes, panels, strict=True):
             for one in found:
                 if one.panel != panel:
@@ -240,6 +242,8 @@ def curves(found: Sequence[Curve], title: str, x: str, y: str, path: Path) -> No
                 look.setdefault("color", f"C{series.index(one.series) % 10}")
                 axes.plot(*zip(*sorted(one.points), strict=True), label=one.series, markersize=3, **look)
             axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=panel)
+            for of in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                of(LogFormatter(minor_thresholds=(2, 0.5)))
             at = sorted({point[0] for one in found if one.panel == panel for point in one.points})
             axes.set_xticks(at, [f"{each:g}" for each in at], fontsize=7)
             axes.tick_params(axis="x", which="minor", bottom=False)
