@@ -91,6 +91,8 @@ def down_sharers(slots: int, k: int) -> int:
     while 2 * slots * sharers <= WARPS and 2 * sharers <= k_steps(k):
         sharers *= 2
     return sharers
+
+
 def _configuration(n: int, k: int, x_rows: int, block_rows: int) -> Configuration:
     """Return the stream of rows' with the least rough time, n and k those of all slots, for so many rows of a block."""
     found = [
