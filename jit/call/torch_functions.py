@@ -70,8 +70,9 @@ def find(codes: Mapping[Any, int]) -> tuple[Any, ...] | None:
         return None
     offset = 8 * words.index(sample._cdata)
     table = bytearray(_MOST_DTYPES)
+    bytes_of_any = torch.empty(16, dtype=torch.uint8, device="cpu")  # torch's deterministic mode fills no new float4
     for dtype, code in codes.items():  # not every torch has a function that says a type's number
-        sample, number = torch.empty(1, dtype=dtype, device="cpu"), ctypes.c_int32(-1)
+        sample, number = bytes_of_any.view(dtype), ctypes.c_int32(-1)
         status = cpu.aoti_torch_get_dtype(ctypes.c_void_p(id(sample) + offset), ctypes.byref(number))
         if status or not 0 <= number.value < _MOST_DTYPES:
             return None

@@ -46,6 +46,16 @@ def test_torchs_functions_say_of_a_tensor_what_python_says(binder, dtype, view):
 
 
 @has_functions
+def test_numbers_of_dtypes_are_found_where_new_memory_is_filled():
+    usual = torch_functions.find(abi.dtype_codes())
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch_functions.find(abi.dtype_codes()) == usual
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@has_functions
 def test_functions_that_disagree_with_python_are_not_used(library, monkeypatch):
     found = torch_functions.find(abi.dtype_codes())
     assert found is not None
