@@ -208,11 +208,18 @@ def test_rows_of_another_machine_are_drawn(
 
 @pytest.mark.parametrize(
     "text, more, message",
-    [("a,b\n1,2\n", ["--plot", "x.svg"], "has no rows of a bench"), ("a\n", [], "say where to, with --plot")],
+    [
+        (b"a,b\n1,2\n", ["--plot", "x.svg"], "has no rows of a bench"),
+        (b"implementation,source\n1,2,3\n", ["--plot", "x.svg"], "line 2 has not as many cells"),
+        (b"implementation,source,us\nhipforge,here,\n", ["--plot", "x.svg"], "some without"),
+        (b"implementation,source,us\n", ["--plot", "x.svg"], "no rows"),
+        (b"\xff\xfe", ["--plot", "x.svg"], "has no rows of a bench"),
+        (b"a\n", [], "say where to, with --plot"),
+    ],
 )
-def test_rows_that_cannot_be_drawn_are_refused(text: str, more: list[str], message: str, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_drawn_are_refused(text: bytes, more: list[str], message: str, tmp_path: Path) -> None:
     source = tmp_path / "rows.csv"
-    source.write_text(text)
+    source.write_bytes(text)
     result = invoke("mxfp8", "--read", str(source), *more)
     assert result.exit_code == 2 and message in result.output
     assert not (tmp_path / "x.svg").exists()

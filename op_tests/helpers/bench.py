@@ -184,7 +184,11 @@ def key_of(row: Row) -> list[tuple[str, Any]]:
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of an earlier --csv, without empty cells, numbers as numbers."""
+    """Return the rows of an earlier --csv, without empty cells, numbers as numbers.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
 
     def value(text: str) -> Any:
         for kind in (int, float):
@@ -193,7 +197,19 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
         return text
 
     with path.open(newline="", encoding="utf-8") as stream:
-        return [{name: value(text) for name, text in row.items() if text} for row in csv.DictReader(stream)]
+        reader = csv.DictReader(stream)
+        if not {"implementation", "source"} <= set(reader.fieldnames or ()):
+            raise ValueError("no columns implementation and source")
+        rows = []
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"line {reader.line_num} has not as many cells as the first")
+            rows.append({name: value(text) for name, text in row.items() if text})
+    drawn = [row.get("us", row.get("instructions")) for row in rows]
+    named = all(isinstance(row.get(name), str) for row in rows for name in ("implementation", "source"))
+    if not rows or not named or not all(isinstance(each, int | float) for each in drawn):
+        raise ValueError("no rows, or some without implementation, source, and times or instructions")
+    return rows
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -253,9 +269,11 @@ def _against_m(rows: Sequence[Row]) -> Iterator[plots.Curve]:
 def _drawn_from(earlier: Path, title: str, picture: Path | None) -> None:
     if picture is None:
         raise click.UsageError("--read draws the rows of a file: say where to, with --plot FILE")
-    rows = read_csv(earlier)
-    if not rows or not {"implementation", "source"} <= rows[0].keys():
-        raise click.BadParameter(f"{earlier} has no rows of a bench's --csv", param_hint="--read")
+    try:
+        rows = read_csv(earlier)
+    except (ValueError, csv.Error) as error:
+        why = f"{earlier} has no rows of a bench's --csv: {error}"
+        raise click.BadParameter(why, param_hint="--read") from None
     draw(rows, f"{title}, {rows[0]['source']}", picture)
 
 
