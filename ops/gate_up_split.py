@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from hipforge import devices
-from hipforge.ops.core import invariance
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
 from hipforge.ops.core.formats import BLOCK
@@ -99,7 +98,7 @@ class Problem:
 
 def split_of_problem(problem: Problem) -> Configuration:
     """Return parts and groups: those of a tuned row or, without one and in the batch-invariant mode, of the rule."""
-    taken = None if invariance.STATE.on else FAMILY.decide(problem).accepted
+    taken = FAMILY.decide(problem).accepted
     return _by_rule(problem, devices.current().cu_count()) if taken is None else taken.configuration
 
 
@@ -161,5 +160,6 @@ FAMILY = Family(
     archs=("gfx950", "gfx942"),
     envelope=lambda problem, arch: None,
     default=_default,
+    invariant=_default,
     reference="swiglu_ref",
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,12 @@ has_functions = pytest.mark.skipif(
 @pytest.fixture
 def binder(library):
     return abi.make_binder(environment(library, "host"))
+
+
+def test_a_torch_that_has_every_function_is_read_by_them():
+    folder, functions = Path(torch.__file__).parent / "lib", torch_functions._FUNCTIONS
+    has = all(hasattr(ctypes.CDLL(str(folder / f"lib{name}.so")), symbol) for name, symbol in functions)
+    assert has == (torch_functions.find(abi.dtype_codes()) is not None)
 
 
 VIEWS = {

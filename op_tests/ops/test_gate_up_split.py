@@ -13,6 +13,7 @@ import hipforge
 from hipforge import devices
 from hipforge.errors import ConfigError
 from hipforge.ops import fp8_grouped_gemm, moe_gate_up, mxfp4_grouped_gemm
+from hipforge.ops.core import invariance
 from hipforge.ops.core.tuned import clear_tables, read_rows
 from hipforge.ops.gate_up_split import FAMILY, KERNEL_OF, split_of, split_of_four
 from hipforge.tuning.families.gate_up_split import KINDS, TUNER, SplitCell
@@ -46,6 +47,15 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def call(cell: SplitCell) -> tuple[object, ...]:
     parts = TUNER.operands(cell, devices.current().arch_of(), CPU)
     return parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, cell.m, 64, cell.a_div
+
+
+def test_a_row_does_not_decide_where_results_must_not_depend_on_the_batch(tables: Callable[[str], Path]) -> None:
+    given = call(CELL)
+    with hipforge.batch_invariant():
+        ruled = hipforge.explain(OPS[8], *given).configuration
+    tables(f"{invariance.ROWS},64,384,6,8,{KERNEL_OF[8]},parts={3 - ruled['parts']};groups=1")
+    with hipforge.batch_invariant():
+        assert hipforge.explain(OPS[8], *given).configuration == ruled
 
 
 @pytest.mark.parametrize("kind", KINDS)
