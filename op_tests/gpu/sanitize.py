@@ -35,6 +35,7 @@ RING_MODULES = [
     *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream")),
     "module_mx_quantize",
 ]
+BARRIERS = 64  # in shared memory, of a block at most: synccheck has room for fewer unless it is told
 FOUND = 9  # the exit status that stands for a finding
 FAULTS = {
     "memcheck": "out[64 + threadIdx.x] = 1.f;",
@@ -70,7 +71,8 @@ def run(
     tool: str, arguments: list[str], folder: Path, seconds: float | None, environment: dict[str, str] = ENVIRONMENT
 ) -> tuple[int, str]:
     """Return the exit status of a script under a tool and the end of its report; -1 where it took too long."""
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, *arguments]
+    more = ["--num-cuda-barriers", str(BARRIERS)] if tool == "synccheck" else []
+    command = ["compute-sanitizer", "--tool", tool, *more, "--error-exitcode", str(FOUND), sys.executable, *arguments]
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=seconds
