@@ -94,7 +94,9 @@ def gpu_page() -> str:
         "# Kernels run on a GPU", "",
         "`make gpu-test` runs the tests of the sm_90 modules on the GPU that is there and writes this record.",
         "A module named below it has changed since, or has not run yet.", "",
-        "| module variant | card | driver | date | tests passed | worst error beside float64 |",
+        "An error is the Frobenius norm of what a result is off over that of what a test expects: float64's result, or",
+        "its rounding. Where there is none, all tests compare bit for bit.", "",
+        "| module variant | card | driver | date | tests passed | worst relative error |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for name, run in record.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 import torch
-from helpers import bench
+from helpers import bench, errors
 
 from hipforge import devices
 from hipforge.emulator.counting import Counters
@@ -98,7 +98,7 @@ def problem(cell: AttentionCell, split_k: int | None = None) -> bench.Problem:
             name = f"triton {kind} block_n={config.block_n} waves={config.num_warps} parts={config.parts}"
             calls[name] = lambda i, config=config: triton(config, i)
     return bench.Problem(
-        {"problem": str(cell)}, calls, lambda got: bench.relative(got, want), number,
+        {"problem": str(cell)}, calls, lambda got: errors.relative(got, want), number,
         counted=lambda seen: of_tensors(seen, parts),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import torch
-from helpers import bench
+from helpers import bench, errors
 
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
@@ -178,7 +178,7 @@ def error_of(got: Results, want: Results) -> float:
     def error(one: torch.Tensor, other: torch.Tensor) -> float:
         if not other.is_floating_point():
             return float((one != other).float().mean())
-        return bench.relative(one, other) if other.double().norm() else float(one.double().norm())
+        return errors.relative(one, other) if other.double().norm() else float(one.double().norm())
 
     return max(error(one, other) for one, other in zip(got, want, strict=True))
 

@@ -11,7 +11,7 @@ import click
 import torch
 import triton
 import triton.language as tl
-from helpers import bench
+from helpers import bench, errors
 
 from hipforge import devices
 from hipforge.emulator import triton as emulated
@@ -81,7 +81,7 @@ def main(names: tuple[str, ...], rows: tuple[int, ...]) -> Iterator[bench.Proble
                     "hipforge": lambda _, a=a, b=b, scale=scale: ops.skinny_gemm(a, b, scale),
                     "triton": lambda _, a=a, b=b, scale=scale, split=split_k: run_triton(a, b, scale, split),
                 },
-                lambda got, want=want: bench.relative(got, want),
+                lambda got, want=want: errors.relative(got, want),
                 counted=lambda seen, size=n * k: {"b_loads": seen.tensors["b"].loaded / size},
             )
 

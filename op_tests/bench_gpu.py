@@ -19,7 +19,7 @@ import bench_mxfp8_gemm as dense
 import click
 import torch
 from gpu import small_ops
-from helpers import bench
+from helpers import bench, errors
 
 import hipforge
 from hipforge import devices
@@ -69,7 +69,7 @@ def mxfp4(cell: Cell, bits: int, every: bool) -> bench.Problem:
     }
     foreign = [name for name in calls if not name.startswith(("hipforge", ROW_STREAM.name, CODE_STREAM.name))]
     of = {"op": f"mxfp4 x{bits}", "m": cell.m, "n": cell.n, "k": cell.k}
-    return bench.Problem(of, calls, lambda got: bench.relative(got, exact), number, known, foreign=foreign)
+    return bench.Problem(of, calls, lambda got: errors.relative(got, exact), number, known, foreign=foreign)
 
 
 def _configured(kernel: Kernel, given: Any, cell: Cell, x: Any, copies: Sequence[Any], i: int) -> torch.Tensor:
@@ -105,7 +105,7 @@ def skinny(cell: Cell, every: bool) -> bench.Problem:
     }
     foreign = [name for name in calls if name.startswith("torch")]
     of = {"op": "skinny fp8", "m": cell.m, "n": cell.n, "k": cell.k}
-    return bench.Problem(of, calls, lambda got: bench.relative(got, exact), number, known, foreign=foreign)
+    return bench.Problem(of, calls, lambda got: errors.relative(got, exact), number, known, foreign=foreign)
 
 
 def _skinny_configured(given: Any, a: Any, scale: Any, copies: Sequence[torch.Tensor], i: int) -> torch.Tensor:

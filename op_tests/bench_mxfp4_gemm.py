@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import click
 import torch
-from helpers import bench
+from helpers import bench, errors
 from rich.table import Table
 
 from hipforge import devices
@@ -93,7 +93,7 @@ def problem(m: int, n: int, k: int, repeats: int) -> bench.Problem:
              for name, call in (("eager", mxfp4_mm), ("compiled", compiled))}  # fmt: skip
     operands, want = (*quantize_mxfp4(a), *quantize_mxfp4(b)), mxfp4_mm(a, b)
     calls = {"hipforge": lambda _: mxfp4_gemm(*operands)}
-    return bench.Problem({"m": m, "n": n, "k": k}, calls, lambda got: bench.relative(got, want), known=times)
+    return bench.Problem({"m": m, "n": n, "k": k}, calls, lambda got: errors.relative(got, want), known=times)
 
 
 @bench.command("MXFP4 GEMM", MAX_ERROR)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 import torch
-from helpers import bench
+from helpers import bench, errors
 
 import hipforge
 from hipforge import devices
@@ -137,7 +137,7 @@ def problem(cell: Cell, every: bool, shared: bool = False) -> bench.Problem:
             "floor_us": measured_floor(size, number, False), "floor_programmatic_us": measured_floor(size, number, True)
         }  # fmt: skip
         return bench.Problem(
-            {"m": cell.m, "n": cell.n, "k": cell.k}, calls, lambda got: bench.relative(got, want), number, known,
+            {"m": cell.m, "n": cell.n, "k": cell.k}, calls, lambda got: errors.relative(got, want), number, known,
             foreign=(HUMMING,),
         )  # fmt: skip
     configs = [("stock", dot_scaled.STOCK), ("small-M", dot_scaled.SMALL_M)]
@@ -148,7 +148,7 @@ def problem(cell: Cell, every: bool, shared: bool = False) -> bench.Problem:
         tile = f"{config.block_m}x{config.block_n}x{config.block_k} warps={config.num_warps}"
         calls[f"triton {name} {tile}"] = triton_call(cell, config, copies)
     return bench.Problem(
-        {"m": cell.m, "n": cell.n, "k": cell.k}, calls, lambda got: bench.relative(got, want), number,
+        {"m": cell.m, "n": cell.n, "k": cell.k}, calls, lambda got: errors.relative(got, want), number,
         known,
         lambda seen: {"weight_loads": bench.loaded(seen, "Wq", "w_ptr") / (cell.n * cell.k)},
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import click
 import torch
 from bench_mxfp8_gemm import measured_floor, programmatic
-from helpers import bench, grouped_triton
+from helpers import bench, errors, grouped_triton
 
 import hipforge
 from hipforge import devices, shapes
@@ -118,11 +118,11 @@ def problem_nvidia(cell: MoeCell) -> bench.Problem:
     def error(got: Any) -> float:
         if isinstance(got, tuple) and got[0].dtype == torch.bfloat16:  # a peer's, without weights and in its own order
             plain = want if first.weights is None else want / first.weights[:, None]
-            return bench.relative(got[0], plain[got[1]])
+            return errors.relative(got[0], plain[got[1]])
         if isinstance(got, tuple):
             gate, up = want.chunk(2, 1)
-            return bench.relative(dequantize_mxfp8(*got), torch.nn.functional.silu(gate) * up)
-        return bench.relative(got, want)
+            return errors.relative(dequantize_mxfp8(*got), torch.nn.functional.silu(gate) * up)
+        return errors.relative(got, want)
 
     of = {"m": cell.m, "n": cell.n, "k": cell.k, "a_div": cell.a_div, "busy": busy}
     floor = measured_floor(round(busy * payload), 2, False)
@@ -151,7 +151,7 @@ def problem(cell: MoeCell) -> bench.Problem:
     of = {"m": cell.m, "n": cell.n, "k": cell.k, "a_div": cell.a_div, "busy": busy}
     return bench.Problem(
         {**of, "fullest": int(first.topk_ids.flatten().bincount().max())}, calls,
-        lambda got: bench.relative(got, want), len(copies),
+        lambda got: errors.relative(got, want), len(copies),
         {"floor_us": (payload + payload // 32 + 2 * cell.m * cell.n) / MI355X.bandwidth * 1e6},
         lambda seen: {"weight_loads": bench.loaded(seen, "w", "w_ptr") / weight_bytes},
     )  # fmt: skip

@@ -19,7 +19,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from helpers import bench
+from helpers import bench, errors
 
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.families.decode_attention.cases import AttentionCell
@@ -79,7 +79,7 @@ def test_rows_are_counted_and_written(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_wrong_result_ends_with_status_1(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "relative", lambda got, want: 0.02)
+    monkeypatch.setattr(errors, "relative", lambda got, want: 0.02)
     monkeypatch.setattr(bench_fused_fp8, "MAX_DIFFERENT", 0.0)
     if name == "fused":
         good = bench_fused_fp8.swiglu_fp8
@@ -117,10 +117,10 @@ def test_the_peers_of_the_grouped_gemm_on_an_nvidia_gpu_compute_the_same(cell: M
     bf16, fp8 = ([name for name in others if name.startswith(f"triton {each}")] for each in ("bf16", "fp8"))
     assert len(bf16) == len(fp8) > 1
     named = [ours, *(name for name in others if name not in {*bf16[1:], *fp8[:-1]})]  # one of each kind is enough here
-    errors = {name: problem.error(problem.calls[name](0)) for name in named}
+    found = {name: problem.error(problem.calls[name](0)) for name in named}
     # Half a step of e4m3 is 2^-4 of a value at most, 3^-0.5 of it in the mean, and both operands are rounded once more.
     bounds = {"gate up": 0.05, "triton fp8": 0.051, ours: 3e-3, "programmatic": 3e-3}
-    for name, error in errors.items():
+    for name, error in found.items():
         assert error < next((bound for start, bound in bounds.items() if name.startswith(start)), 0.02), name
 
 
@@ -155,9 +155,9 @@ def test_the_products_of_an_nvidia_gpu_and_their_peers_compute_the_same(name: st
     make = makers.get(name, lambda cell, every: bench_gpu.mxfp4(cell, int(name.removeprefix("mxfp4 x")), every))
     problem = make(cell, False)
     assert problem.of["op"] == name and problem.known["floor_us"] == 1.0
-    errors = {call: problem.error(run(0)) for call, run in problem.calls.items()}
-    assert {call.split()[0] for call in errors} == {"hipforge", "torch"}
-    for call, error in errors.items():  # torch has no MXFP4: its operands are not quantised
+    found = {call: problem.error(run(0)) for call, run in problem.calls.items()}
+    assert {call.split()[0] for call in found} == {"hipforge", "torch"}
+    for call, error in found.items():  # torch has no MXFP4: its operands are not quantised
         assert error < (0.2 if call == "torch bf16" else 3e-3), call
     every = make(cell, True).calls.keys() - problem.calls.keys()
     kernels = {"mxfp4 x4": {"mxfp4_row_stream"}, "mxfp4 x16": {"mxfp4_row_stream", "mxfp4_code_stream"}}

@@ -1,7 +1,8 @@
 """The record of the last run on a GPU: which sources of which module variants were tested, where, and how.
 
 ``record.json`` maps a module variant to the digest of its sources, the card, the driver, the date, how many tests
-called it and passed, and its worst relative error against float64 where a test measures one. ``pending.json`` maps a
+called it and passed, and the worst relative error of its results: the largest ``helpers/errors.py`` saw beside what a
+test expected, float64's result or its rounding; null where all tests compare bit for bit. ``pending.json`` maps a
 module to the reason why no GPU has run its present sources. :func:`unrecorded` says what neither of the two covers,
 and ``.ci/run`` fails on it.
 

@@ -114,13 +114,12 @@ def write_record(folder: Path, present: dict[str, str], out: Path | None) -> Non
     outcomes = {line["test"].rpartition("op_tests/")[2]: line for line in _lines(folder, "outcomes.jsonl")}
     failed = [line for line in outcomes.values() if line["outcome"] == "failed"]
     tests: dict[str, set[str]] = {}
-    for line in _lines(folder, "calls-*.jsonl"):
-        for variant in line["variants"]:
-            tests.setdefault(variant, set()).add(line["test"].rpartition("op_tests/")[2])
     errors: dict[str, float] = {}
-    for line in _lines(folder, "errors.jsonl"):
-        for variant, error in line.items():
-            errors[variant] = max(error, errors.get(variant, 0.0))
+    for line in _lines(folder, "calls-*.jsonl"):
+        for variant, error in line["variants"].items():
+            tests.setdefault(variant, set()).add(line["test"].rpartition("op_tests/")[2])
+            if error is not None:
+                errors[variant] = max(error, errors.get(variant, 0.0))
     known = record.read(record.RECORD)
     where = json.loads((folder / CARD).read_text())
     for variant, names in tests.items():

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import errors
 
 from hipforge import devices, emulator
 from hipforge.jit.backends.vendors import every
@@ -29,7 +31,8 @@ PLACE = os.environ.get("HIPFORGE_STAGE", "cuda")
 """Where storages are copied to; ``cpu`` tries the copying itself beside the emulator."""
 
 _ONLY_EMULATED = ("emulator.counters", "gfx942", "EmulatorFault", "timing.", "trace(")
-_calls: set[str] = set()
+_calls: dict[str, float | None] = {}
+"""The variants that the test has called, the last one last, with the worst relative error of their results."""
 
 
 def _on_cpu(value: Any) -> bool:
@@ -45,7 +48,7 @@ def staged(name: str, function: Callable[..., Any], signature: Any, divert: Any)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if torch._C._len_torch_dispatch_stack():
             return (divert or function)(*values)
-        _calls.add(name)
+        _calls[name] = _calls.pop(name, None)
         if not all(map(_on_cpu, tensors)):
             return (divert or function)(*values)
         copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -74,6 +77,7 @@ def _moved(tensor: torch.Tensor, copies: dict[int, tuple[torch.Tensor, torch.Ten
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the copying below the ops."""
+    errors.listeners.append(note_error)
     stubs: Any = importlib.import_module("hipforge.jit.compile_ops").Stub
     bind = stubs._bind
 
@@ -114,9 +118,11 @@ def _is_emulated(item: pytest.Item) -> bool:
     return any(word in text for word in _ONLY_EMULATED)
 
 
-def note_error(module: str, error: float) -> None:
-    """Note a variant's relative error against float64 for the record."""
-    _write("errors.jsonl", {module: error})
+def note_error(error: float) -> None:
+    """Keep the worst error of the kernel that was called last: a test compares what it has just computed."""
+    if _calls and math.isfinite(error):
+        name = next(reversed(_calls))
+        _calls[name] = max(error, _calls[name] or 0.0)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -125,9 +131,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Write down at once what a test called: a run may be cut off."""
+    """Write down at once what a test called and how far off it was: a run may be cut off."""
     if _calls:
-        _write(f"calls-{os.getpid()}.jsonl", {"test": item.nodeid, "variants": sorted(_calls)})
+        _write(f"calls-{os.getpid()}.jsonl", {"test": item.nodeid, "variants": _calls})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.errors import relative
 
 import hipforge
 from hipforge import devices
@@ -41,7 +42,7 @@ def check(parts, seqlens, kind="fp8", scale=None, **options):
     got, lse = decode_attention_fp8(q, k, v, tables, seqlens, k_scale, v_scale, scale, return_lse=True, **options)
     sides = (x.double() * factor.double().view(-1, 1) for x, factor in ((k, k_scale), (v, v_scale)))
     want, want_lse = paged_attention(q.double(), *sides, tables, seqlens, scale, True)
-    error = ((got.double() - want).norm() / want.norm()).item()
+    error = relative(got, want)
     assert error < BOUND[kind], (options, error)
     seen = want_lse > -torch.inf
     assert torch.equal(seen, lse > -torch.inf)

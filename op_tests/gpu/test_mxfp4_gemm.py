@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 import torch
+from helpers.errors import relative
 
 import hipforge
-from gpu.test_mxfp8_gemm import BOUND, error
+from gpu.test_mxfp8_gemm import BOUND
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
@@ -89,7 +90,7 @@ def test_every_configuration_is_within_the_bound_of_float64(bits, shape) -> None
         want = exact(parts)
         bound = BOUND if want.numel() > 1 else 2.0**-8  # half a unit of one number alone
         for given, got in runs(parts):
-            assert error(got, want) < bound, (given, high)
+            assert relative(got, want) < bound, (given, high)
 
 
 @of_both
@@ -128,7 +129,7 @@ def test_every_scale_byte_counts_and_255_is_nan(bits) -> None:
         for given, got in runs(parts):
             assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
             if bool(fits.any()):
-                assert error(got[fits], want[fits]) < BOUND, (given, x_byte)
+                assert relative(got[fits], want[fits]) < BOUND, (given, x_byte)
 
 
 def test_a_nan_scale_of_x_is_a_nan_of_its_row_alone_and_neighbours_keep_their_bits() -> None:
@@ -143,7 +144,7 @@ def test_a_nan_scale_of_x_is_a_nan_of_its_row_alone_and_neighbours_keep_their_bi
         assert torch.equal(got[others], before[others]), given
     parts[1][7, 3] = 127
     for given, got in runs(parts):
-        assert error(got, exact(parts)) < BOUND, given
+        assert relative(got, exact(parts)) < BOUND, given
 
 
 @of_both
@@ -179,7 +180,7 @@ def test_the_public_ops_take_every_m_by_the_kernel(bits, m) -> None:
     assert hipforge.explain(hipforge.mxfp4_linear, *parts).path == "kernel"
     want = exact(parts)
     bias = torch.randn(768, device="cuda").bfloat16()
-    assert error(hipforge.mxfp4_linear(*parts), want) < BOUND
+    assert relative(hipforge.mxfp4_linear(*parts), want) < BOUND
     assert torch.equal(hipforge.mxfp4_linear(*parts, bias), hipforge.mxfp4_gemm(*parts) + bias)
 
 
@@ -201,7 +202,7 @@ def test_shuffled_weights_are_left_to_torch_which_says_so() -> None:
     assert hipforge.mxfp4_gemm(*parts[:2], *shuffled, shuffled=True) is None
     found = hipforge.explain(hipforge.mxfp4_gemm, *parts[:2], *shuffled, shuffled=True)
     assert "sm_90 reads plain ones" in found.reason
-    assert error(hipforge.mxfp4_linear(*parts[:2], *shuffled, shuffled=True), exact(parts)) < BOUND
+    assert relative(hipforge.mxfp4_linear(*parts[:2], *shuffled, shuffled=True), exact(parts)) < BOUND
 
 
 def test_a_chain_of_programmatic_launches_waits_for_its_activations() -> None:
@@ -255,7 +256,7 @@ def test_rows_of_x_far_from_their_first_values_are_right_and_leave_their_neighbo
     for given, former in zip(streams, before, strict=True):
         got = run(given)
         for row in (3, 5, 6, 7):
-            assert error(got[row], want[row]) < 2 * BOUND, (given, row)  # the errors of a row alone average less
+            assert relative(got[row], want[row]) < 2 * BOUND, (given, row)  # the errors of a row alone average less
         assert not got[11].any(), given
         assert torch.equal(got[9].isnan(), want[9].isnan()) and bool((got[9].isinf() | got[9].isnan()).all()), given
         assert bool(got[10].isnan().all()), given

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.errors import relative
 
 import hipforge
 from hipforge import devices, weights
@@ -65,10 +66,6 @@ def exact(xq, xs, wq, ws, bias=None) -> torch.Tensor:
     return product if bias is None else product + bias.double()
 
 
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return ((got.double() - want).norm() / want.norm()).item()
-
-
 def runs(kernel, parts, bias=None, **chosen):
     """Every configuration of a kernel that takes the shape and has the values of ``chosen``, with its result."""
     n, k = parts[2].shape
@@ -91,7 +88,7 @@ def test_every_configuration_is_within_the_bound_of_float64(kernel, shape) -> No
     parts, bias = operands(*shape), torch.randn(shape[1], device="cuda").bfloat16()
     want = exact(*parts, bias)
     for given, got in runs(kernel, parts, bias):
-        assert error(got, want) < BOUND, given
+        assert relative(got, want) < BOUND, given
 
 
 def with_ratios(scales: torch.Tensor, blocks: int, most: int) -> torch.Tensor:
@@ -109,7 +106,7 @@ def test_rows_whose_scales_are_one_for_a_part_of_k(tile, shared, blocks, most) -
         payload[:, ::32] = 448.0  # a block has a large code, so that all that lie near enough take one scale
         scales.copy_(with_ratios(scales, blocks, most))
     got = mxfp8_ring_tiles(*parts, tile=tile, k_splits=2, shared=shared)
-    assert error(got, exact(*parts)) < BOUND
+    assert relative(got, exact(*parts)) < BOUND
 
 
 @pytest.mark.parametrize("k", [1024, 2880])
@@ -129,7 +126,7 @@ def test_a_large_block_hides_no_small_one(shared) -> None:
     w[:, 7 * 32 : 8 * 32], x[:, 30 * 32 : 31 * 32] = 0, 0
     want = exact(x, xs, w, ws)
     for tile in RING_TILES.parameters["tile"]:
-        assert error(mxfp8_ring_tiles(x, xs, w, ws, tile=tile, shared=shared), want) < BOUND, tile
+        assert relative(mxfp8_ring_tiles(x, xs, w, ws, tile=tile, shared=shared), want) < BOUND, tile
 
 
 def test_a_code_that_sharing_rounds_is_off_by_a_2048th_of_its_block() -> None:
@@ -186,7 +183,7 @@ def test_every_scale_byte_counts_and_255_is_nan(kernel) -> None:
         for given, got in runs(kernel, parts):
             assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
             if bool(fits.any()):
-                assert error(got[fits], want[fits]) < BOUND, (given, x_byte)
+                assert relative(got[fits], want[fits]) < BOUND, (given, x_byte)
 
 
 @of_every_kernel
@@ -224,10 +221,10 @@ def test_the_public_ops_take_every_m_by_a_kernel(m) -> None:
     parts = operands(m, 768, 1056)
     assert hipforge.explain(hipforge.mxfp8_linear, *parts).path == "kernel"
     want = exact(*parts)
-    assert error(hipforge.mxfp8_linear(*parts), want) < BOUND
+    assert relative(hipforge.mxfp8_linear(*parts), want) < BOUND
     got = hipforge.mxfp8_gemv(*parts)
     assert (got is None) == (m > 16)
-    assert got is None or error(got, want) < BOUND
+    assert got is None or relative(got, want) < BOUND
 
 
 def test_views_off_a_boundary_and_with_gaps_are_copied() -> None:

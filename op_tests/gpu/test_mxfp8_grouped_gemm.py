@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.errors import relative
 
 import hipforge
-from gpu.test_mxfp8_gemm import BOUND, error, values
+from gpu.test_mxfp8_gemm import BOUND, values
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
@@ -115,7 +116,7 @@ def test_every_configuration_is_within_the_bound_of_float64(shape) -> None:
     for extra in ((None, None), (bias, weights)):
         want = exact(of, *extra)
         for given, got in runs(of, *extra):
-            assert error(got, want) < BOUND, given
+            assert relative(got, want) < BOUND, given
 
 
 # The tuned table's and those of Qwen3-30B-A3B (tokens, choices, experts, N, K, slots of an activation row).
@@ -132,7 +133,7 @@ def test_the_public_op_takes_the_shapes_of_models_by_a_kernel(shape) -> None:
     weights = torch.rand(of.slots, device="cuda") if of.a_div == 1 else None
     given = *of.operands, of.slots, of.block_m, of.a_div, weights
     assert hipforge.explain(hipforge.grouped_mxfp8_linear, *given).path == "kernel"
-    assert error(hipforge.grouped_mxfp8_linear(*given), exact(of, weights=weights)) < BOUND
+    assert relative(hipforge.grouped_mxfp8_linear(*given), exact(of, weights=weights)) < BOUND
 
 
 GATE_UPS = [
@@ -195,7 +196,7 @@ def test_every_scale_byte_counts_and_255_is_nan() -> None:
         fits = (size < 3e38) & (want.abs() > 1e-36)
         for given, got in runs(of):
             assert torch.equal(got.isnan()[known], want.isnan()[known]), (given, x_byte)
-            assert not bool(fits.any()) or error(got[fits], want[fits]) < BOUND, (given, x_byte)
+            assert not bool(fits.any()) or relative(got[fits], want[fits]) < BOUND, (given, x_byte)
 
 
 def test_padding_skipped_tiles_and_entries_past_the_end_write_nothing() -> None:
@@ -217,7 +218,7 @@ def test_padding_skipped_tiles_and_entries_past_the_end_write_nothing() -> None:
     want = exact(of)
     for given, got in runs(of):
         assert torch.equal(got.isnan().all(1), ids < 0), given
-        assert error(got[ids >= 0], want[ids >= 0]) < BOUND, given
+        assert relative(got[ids >= 0], want[ids >= 0]) < BOUND, given
     for none in (0, -5):
         padded.fill_(none)
         for given, got in runs(of):
@@ -236,7 +237,7 @@ def test_an_expert_map_leaves_experts_of_other_ranks_out() -> None:
     x = torch.randn(tokens, width, device="cuda")
     want = hipforge.fused_moe_mxfp8(x, *whole, torch.where(expert_map[ids.long()] >= 0, weights, 0.0), ids)
     got = hipforge.fused_moe_mxfp8(x, *local, weights, ids, expert_map)
-    assert error(got, want.double()) < 1e-6
+    assert relative(got, want.double()) < 1e-6
 
 
 def test_results_do_not_change_from_run_to_run() -> None:

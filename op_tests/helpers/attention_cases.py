@@ -19,6 +19,7 @@ import math
 
 import torch
 
+from helpers.errors import assert_within
 from hipforge import devices
 from hipforge.ops import decode_attention_fp8 as ops
 from hipforge.ops.reference.attention import decode_attention, quantize_kv_fp8
@@ -106,8 +107,7 @@ def check(q, k, v, seqlens, got, lse, factor, causal=True, weighted=None, k_part
     per_row = score.permute(0, 2, 1, 3).unsqueeze(-1)
     rounding = 2.0**-8 if q.dtype == torch.bfloat16 else 2.0**-11
     bound = WEIGHT_ULP * spread + (2 * per_row + 2.0**-18) * size + rounding * want.abs() + 1e-7
-    error = (got.double().view_as(want) - want).abs()
-    assert (error <= bound).all(), f"worst part of the bound: {(error / bound).max()}"
+    error = assert_within(got.view_as(want), want, bound)
     seen = want_lse > -math.inf  # [B, Hkv, group, Mq]
     lse = lse.double().view_as(want_lse)
     assert torch.equal(seen, lse > -math.inf)

@@ -85,11 +85,6 @@ def triton_binder() -> Any:
     return emulated.jit
 
 
-def relative(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the Frobenius norm of the difference over that of ``want``, which is not 0."""
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
 def named(configuration: Mapping[str, Any]) -> str:
     """Return a configuration as rows show it."""
     return " ".join(f"{name}={value}" for name, value in configuration.items())

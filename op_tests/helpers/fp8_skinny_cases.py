@@ -40,7 +40,3 @@ def exact(
     want = reference(a, b, scale, output, torch.float64, torch.float64)
     assert torch.equal(want.half().double(), want), "the data does not test exactness"
     return want.half()
-
-
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return ((got.double() - want).norm() / want.norm()).item()

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from helpers.errors import relative
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference.fp8 import quantize_fp8
@@ -68,6 +69,7 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
 def assert_between(got: torch.Tensor, one: torch.Tensor, other: torch.Tensor, pinned: float) -> None:
     """``got`` lies between the two ends' results; at least the share ``pinned`` of the elements has one choice."""
     assert got.shape == one.shape and got.dtype == one.dtype
+    relative(got, one)
     nan = one.float().isnan()
     assert torch.equal(nan, other.float().isnan()) and torch.equal(nan, got.float().isnan())
     decided = (raw(one) == raw(other)) | nan

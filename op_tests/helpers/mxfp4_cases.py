@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from helpers import mxfp8_cases
+from helpers.errors import assert_within
 from helpers.mxfp8_cases import BLOCK, E8M0, embedded
 from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4, shuffle_scale, shuffle_weight
 
@@ -101,4 +102,4 @@ def assert_close(got, parts, k):
     want = mxfp4_mm_packed(xq, xs, wq, ws, torch.float64, torch.float64)
     magnitude = mxfp4_mm_packed(xq & 0x77, xs, wq & 0x77, ws, torch.float64, torch.float64)
     assert got.dtype == torch.bfloat16
-    assert ((got.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-134 + k * 2.0**-24 * magnitude).all()
+    assert_within(got, want, 2.0**-8 * want.abs() + 2.0**-134 + k * 2.0**-24 * magnitude)

@@ -42,7 +42,10 @@ def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
     monkeypatch.setattr(record, "PENDING", tmp_path / "pending.json")
     record.PENDING.write_text(json.dumps(dict.fromkeys(("module_y", "module_z", "module_gone"), "no card")))
     (tmp_path / run.CARD).write_text(json.dumps({"card": "H100", "driver": "580", "date": "2026-11-25"}))
-    calls = [("a", ["module_x"]), ("b", ["module_x", "module_y"]), ("c", ["module_z"])]
+    calls = [
+        ("a", {"module_x": 1e-3}), ("b", {"module_x": 2e-3, "module_y": None}), ("b", {"module_x": 1e-4}),
+        ("c", {"module_z": 0.0}),
+    ]  # fmt: skip
     outcomes = {"a": "passed", "b": "failed"}  # c was not reached
     _lines(tmp_path / "calls-1.jsonl", [{"test": f"op_tests/{name}", "variants": of} for name, of in calls])
     _lines(tmp_path / "outcomes.jsonl", [{"test": name, "outcome": end, "words": ""} for name, end in outcomes.items()])
@@ -52,6 +55,7 @@ def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
     run.write_record(tmp_path, {"module_x": "1", "module_y": "2", "module_z": "3"}, None)
     written = record.read(record.RECORD)
     assert written.keys() == {"module_x", "module_y"} and written["module_x"]["tests"] == 2
+    assert written["module_x"]["worst_error"] == 2e-3
     expected = {**RUN, "digest": "2", "driver": "580", "date": "2026-11-25", "tests": 1}
     assert written["module_y"] == expected and record.read(record.PENDING) == {"module_z": "no card"}
     record.RECORD.unlink()
@@ -65,17 +69,24 @@ def _lines(path: Path, values: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(value) + "\n" for value in values)
 
 
-def test_the_copying_below_the_ops_changes_no_result_and_notes_what_was_called(tmp_path: Path) -> None:
+def test_the_copying_below_the_ops_changes_no_result_and_notes_calls_and_errors(tmp_path: Path) -> None:
     """On the emulator, into other CPU memory: what the plugin does on a GPU but for the device."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu.staging", "-k", "rms_norm"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu.staging"]
     environment = {**os.environ, "HIPFORGE_STAGE": "cpu", "HIPFORGE_STAGE_RECORD": str(tmp_path)}
     environment.pop("PYTEST_XDIST_WORKER", None)  # of this test, not of the run that it starts
     path = os.pathsep.join([str(OP_TESTS), os.environ.get("PYTHONPATH", "")])
+    files = ["-k", "rms_norm or shapes_of_models", "ops/test_given_outputs.py", "ops/test_router_gemm.py"]
     done = subprocess.run(
-        [*command, "ops/test_given_outputs.py"], cwd=OP_TESTS, env={**environment, "PYTHONPATH": path},
+        [*command, *files], cwd=OP_TESTS, env={**environment, "PYTHONPATH": path},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:] + done.stderr[-1000:]
     (calls,) = tmp_path.glob("calls-*.jsonl")
-    assert "module_rmsnorm_fp8-HF_INPUT=bf16" in calls.read_text()
+    called = [json.loads(line)["variants"] for line in calls.read_text().splitlines()]
+    norms, products = (
+        [errors[name] for errors in called if name in errors]
+        for name in ("module_rmsnorm_fp8-HF_INPUT=bf16", "module_router_gemm-HF_INPUT=bf16-HF_WEIGHT=f32")
+    )
+    assert set(norms) == {None}  # compared bit for bit
+    assert products and all(0 < error < 1e-6 for error in products)
     assert '"outcome": "passed"' in (tmp_path / "outcomes.jsonl").read_text()

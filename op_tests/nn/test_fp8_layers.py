@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers.mxfp8_cases import relf
+from helpers.errors import relative
 
 import hipforge
 from hipforge import emulator
@@ -112,8 +112,8 @@ def test_a_layer_quantised_here_is_near_its_source(layout: str) -> None:
     layer = FP8Linear.from_linear(source, layout)
     x = normal(5, K, dtype=torch.bfloat16)
     # e4m3 keeps 4 bits: both operands are off by 2^-4 at most, at random by about 2^-4 / sqrt(3) in the norm, each.
-    assert 2**-9 < relf(layer(x), source(x).double()) < 2 * 2**-4 / 3**0.5
-    assert relf(dequantize_fp8(layer.weight, layer.weight_scale), source.weight.double()) < 2**-4 / 3**0.5
+    assert 2**-9 < relative(layer(x), source(x).double()) < 2 * 2**-4 / 3**0.5
+    assert relative(dequantize_fp8(layer.weight, layer.weight_scale), source.weight.double()) < 2**-4 / 3**0.5
 
 
 @torch.no_grad()

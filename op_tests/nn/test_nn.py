@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mxfp8_cases import relf
+from helpers.errors import relative
 
 import hipforge
 import hipforge.weights
@@ -70,7 +70,7 @@ def test_a_linear_layer_is_the_product_of_quantised_operands(shape: tuple[int, .
     got = layer(x)
     want = quantised(x) @ quantised(source.weight).T + source.bias.double() if x.numel() else x.double()[..., :40]
     assert got.dtype == dtype and got.shape == (*shape, 40)
-    assert relf(got, want) < ONE_ROUNDING
+    assert relative(got, want) < ONE_ROUNDING
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def test_a_mixture_of_experts_is_its_routing_and_its_experts(shared: int, correc
     want = hipforge.fused_moe_mxfp8(rows, *held, weights, ids, alpha=1.702, beta=1.0, limit=1.5)
     assert torch.equal(got, want.view(x.shape))
     if corrected:  # the bias decides: without it other experts are chosen
-        assert relf(got, moe(shared)(x).double()) > 0.1
+        assert relative(got, moe(shared)(x).double()) > 0.1
 
 
 @pytest.mark.parametrize("make", (lambda: MXFP8Linear.from_linear(linear()), lambda: moe(1)), ids=("linear", "moe"))
@@ -324,7 +324,7 @@ def test_the_default_dtype_decides_nothing(dtype: torch.dtype) -> None:
         weights, _ = hipforge.ops.reference.topk_gating(torch.ones(2, 4, dtype=torch.float32), 2)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert relf(got, want) < 4e-3
+    assert relative(got, want) < 4e-3
     assert weights.dtype == torch.float32
 
 
@@ -386,7 +386,7 @@ def cached_attention(steps: tuple[int, ...], page_size: int = 16) -> tuple[torch
 def test_a_paged_cache_gives_the_attention_over_all_that_was_stored(steps: tuple[int, ...], page_size: int) -> None:
     got, want = cached_attention(steps, page_size)
     # softmax weights rounded to bf16 (2^-9 of each, at random) and one rounding of the output
-    assert relf(got, want) < 4e-3
+    assert relative(got, want) < 4e-3
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -422,7 +422,7 @@ def test_a_paged_cache_attends_to_the_blocks_that_its_index_chooses(fp8: bool) -
     products = torch.einsum("bthd,bshd->bths", q.double(), keys) / 8
     weights = products.masked_fill(~seen.repeat_interleave(2, 2), -torch.inf).softmax(-1)
     want = torch.einsum("bths,bshd->bthd", weights, values)
-    assert relf(torch.cat(outputs, 1), want) < 4e-3  # as above
+    assert relative(torch.cat(outputs, 1), want) < 4e-3  # as above
     with pytest.raises(GuardError, match="a window has no meaning; got window=3"):
         cache.attend(0, rotated, step, index_q=mine[3], window=3)
     with pytest.raises(GuardError, match="index_q needs a cache of index keys; got one made without index_dtype"):
@@ -448,7 +448,7 @@ def test_a_paged_cache_gives_the_attention_quantised_as_a_linear_layer_reads_it(
         linear.weight.copy_(normal(16, 128, seed=4) / 16)
     layer = MXFP8Linear.from_linear(linear)
     weight = dequantize_mxfp8(layer.weight, layer.weight_scale, torch.float64)
-    assert relf(layer(heads.view(10, 128), scales), got.view(10, 128) @ weight.T) < 2e-3  # one rounding to bf16
+    assert relative(layer(heads.view(10, 128), scales), got.view(10, 128) @ weight.T) < 2e-3  # one rounding to bf16
 
 
 def without_memory() -> torch.Tensor:
@@ -532,7 +532,7 @@ with torch.no_grad():
     x = normal(6, 96, seed=9, dtype=torch.bfloat16)
     assert layer(x).isfinite().all() and layer(x).abs().max() > 0
     got, want = cached_attention((10, 1))
-    assert relf(got, want) < 4e-3
+    assert relative(got, want) < 4e-3
 """
     environment = {**os.environ, "HIPFORGE_DEVICE": "reference"}
     here = Path(__file__).resolve().parent

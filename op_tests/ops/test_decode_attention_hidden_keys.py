@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import attention_caches as caches
 from helpers.attention_cases import FP8, NAN_CODE, case, lengths
+from helpers.errors import assert_within
 
 from hipforge import emulator
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
@@ -166,4 +167,4 @@ def test_every_code_but_nan_stays_in_a_tile_that_is_searched_for_nans():
     for token in range(2):
         seen = v[0, : 15 + token, 0].double()
         # Weights of 1 and float32 sums of 16 e4m3 values are exact: what is left is the output's rounding.
-        assert ((out[0, token].double() - seen.mean(0)).abs() <= 2.0**-8 * seen.mean(0).abs() + 1e-7).all()
+        assert_within(out[0, token], seen.mean(0), 2.0**-8 * seen.mean(0).abs() + 1e-7)

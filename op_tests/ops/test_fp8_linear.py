@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.errors import relative
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -187,10 +188,6 @@ def layer(in_features=128, out_features=256, bias=True, seed=0):
     torch.manual_seed(seed)
     plain = nn.Linear(in_features, out_features, bias=bias)
     return plain, fp8.Float8Linear.from_float(plain)
-
-
-def relative(got, want):
-    return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
 @pytest.mark.parametrize("shape", [(32, 128), (2, 16, 128), (4, 2, 8, 128), (32, 2880)])  # 2880: gpt-oss

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.fp8_skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals, relative_error
+from helpers.errors import relative
+from helpers.fp8_skinny_cases import ARCH, FP8, ONE, OTHER, exact, integers, normals
 
 from hipforge import emulator, explain
 from hipforge.errors import GuardError
@@ -20,7 +21,7 @@ def check_model_shape(m, n, k):
         got = ops.skinny_gemm(a, b, scale)
     want = reference(a, b, scale, None, torch.float64, torch.float64)
     # fp32 sums of 2^14 products stay far below the fp16 rounding: each addition is 2^-24 of a sum like the result.
-    assert relative_error(got, want) <= 2.0**-11 + 2.0**-12 < 2e-3
+    assert relative(got, want) <= 2.0**-11 + 2.0**-12 < 2e-3
     assert counted.tensors["b"].loaded == n * k
     assert counted.lds_bank_conflicts == 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from bench_fp8_skinny_gemm import run_triton
-from helpers.fp8_skinny_cases import normals, relative_error
+from helpers.errors import relative
+from helpers.fp8_skinny_cases import normals
 from helpers.witnesses.base import TRITON
 
 from hipforge import emulator
@@ -29,7 +30,7 @@ def test_fewer_instructions_than_the_compiled_dot(m):
     want = reference(a, b, scale, None, torch.float64, torch.float64)
     for result in (got, theirs_result):
         # One fp16 rounding is at most 2^-11 of each value; fp32 sums of 2^13 products stay below half of that.
-        assert relative_error(result, want) <= 2.0**-11 + 2.0**-12
+        assert relative(result, want) <= 2.0**-11 + 2.0**-12
     # At the size of the model 0.45 to 0.74 of Triton's; the ends of these shorter tiles weigh more. Triton 3.7 makes
     # shorter code than 3.9 for 32 rows: recorded 1.081 of it.
     most = 1.09 if m == 32 and TRITON <= (3, 7) else 1.0

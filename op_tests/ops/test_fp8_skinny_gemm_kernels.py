@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.errors import relative
 from helpers.fp8_skinny_cases import (
     ARCH,
     FP8,
@@ -24,7 +25,6 @@ from helpers.fp8_skinny_cases import (
     exact,
     integers,
     normals,
-    relative_error,
 )  # fmt: skip
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import given as drawn
@@ -218,7 +218,7 @@ def test_random_data_is_close_to_float64_and_depends_on_no_order(subject: Subjec
     want = reference(a, b, scale, None, torch.float64, torch.float64)
     c = replace(next(c for c in subject.few if m <= subject.tile(c)[0]), split_k=split_k)
     first = subject.call(c, a, b, scale)
-    assert relative_error(first, want) <= 2.0**-11 + 2.0**-12
+    assert relative(first, want) <= 2.0**-11 + 2.0**-12
     for order in ORDERS:
         with emulator.options(checks="all", wave_order=order, seed=3):
             assert torch.equal(subject.call(c, a, b, scale), first)
@@ -234,7 +234,7 @@ def test_atomics_stay_within_one_fp16_rounding_per_addition() -> None:
         got = SUBJECTS[2].call(Configuration(m, split_k=4), a, b, scale)
         # Eight pairs of roundings (each summand and each sum), every one 2^-11 of a value no larger than the partial
         # sums, whose norm is at most that of the result in expectation.
-        assert relative_error(got, want) <= 16 * 2.0**-11
+        assert relative(got, want) <= 16 * 2.0**-11
 
 
 def test_a_split_of_k_is_one_launch_that_a_graph_can_replay() -> None:

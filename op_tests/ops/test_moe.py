@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.errors import relative
 from helpers.grouped_formats import FORMATS as GROUPED
 from helpers.grouped_formats import counts, operands
-from helpers.mxfp8_cases import relf
 from helpers.mxfp8_grouped_cases import ODD_TILES
 
 import hipforge
@@ -166,19 +166,19 @@ def test_the_layer_is_that_of_all_experts_in_float64(kind: str) -> None:
     parts = layer(kind)
     got = parts()
     assert got.dtype == torch.bfloat16 and got.shape == (3, 160)
-    assert relf(got, parts.dense()) < SAME_ROUNDINGS
+    assert relative(got, parts.dense()) < SAME_ROUNDINGS
     given: dict[str, Any] = {**ACTIVATION, **parts.biases()}
     got = parts(**given)
-    assert relf(got, parts.dense(**given)) < SAME_ROUNDINGS
+    assert relative(got, parts.dense(**given)) < SAME_ROUNDINGS
     for name in given:  # each is seen: without it the result is far off
         without = {key: other for key, other in given.items() if key != name}
-        assert relf(got, parts.dense(**without)) > 5 * SAME_ROUNDINGS, name
+        assert relative(got, parts.dense(**without)) > 5 * SAME_ROUNDINGS, name
 
 
 @pytest.mark.parametrize(("tokens", "top_k", "experts"), ((1, 1, 3), (1, 8, 8), (3, 4, 8), (2, 5, 129), (5, 2, 4)))
 def test_any_number_of_tokens_choices_and_experts(tokens: int, top_k: int, experts: int, path: str) -> None:
     parts = layer("mxfp8", tokens, top_k, experts, 128)
-    assert relf(parts(), parts.dense()) < SAME_ROUNDINGS
+    assert relative(parts(), parts.dense()) < SAME_ROUNDINGS
 
 
 @pytest.mark.parametrize("tokens", (1, 4, 40))
@@ -187,7 +187,7 @@ def test_biases_are_added_before_activation_and_routing_weight(tokens: int, bloc
     """One slot, several and more than a wave's tile of an expert, by the kernel and by torch."""
     parts = layer("mxfp8", tokens, 3)
     given = parts.biases()
-    assert relf(parts(**given, block_m=block_m), parts.dense(**given)) < SAME_ROUNDINGS
+    assert relative(parts(**given, block_m=block_m), parts.dense(**given)) < SAME_ROUNDINGS
     for name in given:
         with pytest.raises(GuardError, match="bias must"):
             parts(**{**given, name: given[name][:, :-1].contiguous()}, block_m=block_m)
@@ -254,7 +254,7 @@ def test_the_layer_does_not_care_which_path_its_gemms_take() -> None:
         with emulator.counters() as counted:
             got = parts(block_m=block_m)
         assert counted.launches == launches, block_m
-        assert relf(got, parts.dense()) < SAME_ROUNDINGS
+        assert relative(got, parts.dense()) < SAME_ROUNDINGS
 
 
 def test_the_layer_checks_its_shapes_and_its_limit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.errors import assert_within
 from helpers.mxfp4_cases import TASKS, assert_close, codes, operands
 
 from hipforge import explain
@@ -43,7 +44,7 @@ def test_bf16_activations_are_multiplied_as_they_are(k):
     want, magnitude = x.double() @ weight.T, x.double().abs() @ weight.T.abs()
     got = ops.mxfp4_linear(x, None, wq, ws)
     assert got.dtype == torch.bfloat16
-    assert ((got.double() - want).abs() <= 2.0**-8 * want.abs() + 2.0**-134 + k * 2.0**-24 * magnitude).all()
+    assert_within(got, want, 2.0**-8 * want.abs() + 2.0**-134 + k * 2.0**-24 * magnitude)
     with pytest.raises(GuardError, match=r"x_scale may be None where xq is torch\.bfloat16; got None with xq of"):
         ops.mxfp4_linear(x.view(torch.uint8)[:, : k // 2], None, wq, ws)
 

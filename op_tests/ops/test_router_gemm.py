@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.errors import assert_within, relative
 from helpers.fused_fp8_cases import normal
 
 import hipforge
@@ -64,9 +65,9 @@ def test_the_shapes_of_models_keep_to_the_error_of_fp32(hidden, experts, tokens)
     # bias; relative to the sum of magnitudes.
     steps = 2 * (hidden // 256 + 8) + 6 + 16 + 1
     bound = steps * 2.0**-24 * (x.double().abs() @ w.double().abs().T + bias.double().abs())
-    assert bool(((got - want).abs() <= bound).all())
+    assert_within(got, want, bound)
     # What rounding the product to bf16, or w to bf16, would give: 2^-9 of it. Far above what is seen.
-    assert float((got - want).norm() / want.norm()) < 1e-6
+    assert relative(got, want) < 1e-6
 
 
 def test_float32_inputs_are_not_shortened():
