@@ -95,7 +95,7 @@ def gpu_page() -> str:
         "`make gpu-test` runs the tests of the sm_90 modules on the GPU that is there and writes this record.",
         "A module named below it has changed since, or has not run yet.", "",
         "An error is the Frobenius norm of what a result is off over that of what a test expects: float64's result, or",
-        "its rounding. Where there is none, all tests compare bit for bit.", "",
+        "its rounding. It is empty where a run saw none, as where all tests compare bit for bit.", "",
         "| module variant | card | driver | date | tests passed | worst relative error |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -2,9 +2,9 @@
 
 ``record.json`` maps a module variant to the digest of its sources, the card, the driver, the date, how many tests
 called it and passed, and the worst relative error of its results: the largest ``helpers/errors.py`` saw beside what a
-test expected, float64's result or its rounding; null where all tests compare bit for bit. ``pending.json`` maps a
-module to the reason why no GPU has run its present sources. :func:`unrecorded` says what neither of the two covers,
-and ``.ci/run`` fails on it.
+test expected, float64's result or its rounding; null where the run saw none, as where all tests compare bit for bit.
+``pending.json`` maps a module to the reason why no GPU has run its present sources. :func:`unrecorded` says what
+neither of the two covers, and ``.ci/run`` fails on it.
 
     python op_tests/gpu/record.py            build every module for sm_90 and compare with the record
 """
