@@ -248,7 +248,7 @@ def finish(
         checks=code.checks,
         generated=_generated(spec, staging),
     )
-    for pattern in ("*.o", "*.hipfb", ".ninja_*", "*.started", "*.done", "*.log"):
+    for pattern in ("*.o", "*.co", ".ninja_*", "*.started", "*.done", "*.log"):
         for item in staging.glob(pattern):
             if item.name != "build.log":
                 item.unlink()

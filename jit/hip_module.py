@@ -258,9 +258,9 @@ def _plan(
     ]
     objects = [name for part in compiled for name in part.objects]
     flags = (*_expand_generated(entry.extra_ldflags), *_torch_flags(entry))
-    link = compiler.link(objects, flags, BuildSpec.library)
-    files = {name: text for part in compiled for name, text in part.files.items()}
-    return (*(step for part in compiled for step in part.steps), link), files
+    parts = [*compiled, compiler.link(objects, flags, BuildSpec.library)]
+    files = {name: text for part in parts for name, text in part.files.items()}
+    return tuple(step for part in parts for step in part.steps), files
 
 
 def _unit(wanted: Request, number: int, source: str, host_flags: tuple[str, ...]) -> Unit:

@@ -20,7 +20,6 @@ from hipforge.errors import ConfigError, ToolchainError
 from hipforge.jit.backends import vendors
 from hipforge.jit.backends.vendors import Vendor
 from hipforge.jit.cache import cache_dir
-from hipforge.jit.ninja import Step
 from hipforge.jit.units import Compiled, Unit
 
 
@@ -48,8 +47,8 @@ class Toolchain(Protocol):
         """Return the commands that compile one source."""
         ...
 
-    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Step:
-        """Return the command that makes the shared library."""
+    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Compiled:
+        """Return the command that makes the shared library, and the files it needs."""
         ...
 
 

@@ -71,11 +71,11 @@ while [ $# -gt 0 ]; do
 done
 case $kind in
   device) gcc $plain -D__{macro}__ -fsyntax-only -MD -MF "$depfile" || exit 1
-          cp "$here/$arch.hipfb" "$output";;
+          cp "$here/$arch.co" "$output";;
   compile) if [ "$assembly" ]; then gcc -c "$assembly" -o "$output"
            else gcc $plain -c -MD -MF "$depfile" -o "$output"; fi;;
   scan) gcc $plain -M -MF "$depfile";;
-  link) gcc $plain $assembly $assembly -o "$output";;
+  link) gcc -z noexecstack $plain $assembly $assembly -o "$output";;
 esac
 """
 
@@ -94,9 +94,10 @@ def real_clang() -> Path:
 
 @functools.cache
 def device_code(arch: str) -> bytes:
-    """Real device code for ``arch``: one empty kernel in an offload bundle, made once by the machine's clang."""
+    """Real device code for ``arch``: one empty kernel, made once by the machine's clang."""
     source = 'extern "C" __attribute__((global)) void empty() {}\n'
     flags = ["-x", "hip", f"--offload-arch={arch}", "-nogpulib", "-nogpuinc", "--cuda-device-only"]
+    flags.append("--no-gpu-bundle-output")
     command = [str(real_clang()), *flags, "-O1", "-c", "-", "-o", "-"]
     return subprocess.run(command, input=source.encode(), stdout=subprocess.PIPE, check=True).stdout
 
@@ -123,7 +124,7 @@ class StandIn:
         """Write the compiler; ``before`` is shell code that runs ahead of every compile and link."""
         self.hipcc.parent.mkdir(exist_ok=True)
         for arch in ("gfx950", "gfx942"):
-            (self.hipcc.parent / f"{arch}.hipfb").write_bytes(device_code(arch))
+            (self.hipcc.parent / f"{arch}.co").write_bytes(device_code(arch))
         text = HIPCC.format(version=version, before=before, macro="gfx950")
         # A new file, as a package manager would install it, so that a running shell keeps reading the old one.
         fresh = self.hipcc.with_name("hipcc.new")

@@ -419,7 +419,7 @@ def test_an_interrupted_build_leaves_nothing_and_is_not_remembered(stand_in: Sta
 
 
 def test_a_library_that_cannot_be_read_is_built_again(stand_in: StandIn) -> None:
-    code = stand_in.hipcc.parent / "gfx950.hipfb"
+    code = stand_in.hipcc.parent / "gfx950.co"
     whole = code.read_bytes()
     code.write_bytes(b"what a full or broken disk may leave")
     with pytest.raises(BuildError, match="no readable device code"):

@@ -17,7 +17,7 @@ from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
 from hipforge.jit import toolchain, tools
 from hipforge.jit.backends.amd import compilers, hip_clang, rocm_tree
-from hipforge.jit.backends.amd.code_object import read_code_objects
+from hipforge.jit.backends.amd.code_object import FATBIN_SECTION, _section, read_code_objects
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.toolchain import Accepted, Refused
 
@@ -60,7 +60,6 @@ def script(path: Path, version: str, *, plan: int = 0, say: str = "") -> Path:
 
 def add_llvm(folder: Path, version: str = "22") -> None:
     script(folder / "ld.lld", f"LLD {version}.1.8 (compatible with GNU linkers)")
-    script(folder / "clang-offload-bundler", f"LLVM version {version}")
 
 
 def rocm(folder: Path) -> Path:
@@ -145,13 +144,13 @@ def test_a_refused_compiler_has_a_reason(
     assert "hipforge doctor" in str(raised.value)
 
 
-def test_a_missing_bundler_names_its_package(machine: Path) -> None:
+def test_a_missing_linker_names_its_package(machine: Path) -> None:
     script(machine / "bin/clang++", "clang version 22.1.8")
     add_llvm(machine / "bin")
-    (machine / "bin/clang-offload-bundler").unlink()
+    (machine / "bin/ld.lld").unlink()
     _, verdict = toolchain.probe_all()
     assert isinstance(verdict, Refused)
-    assert "clang-offload-bundler is missing: install clang-tools-22" in verdict.reason
+    assert "ld.lld is missing: install lld-22" in verdict.reason
 
 
 def test_without_rocm_and_triton_the_reason_says_what_to_install(
@@ -269,7 +268,7 @@ def test_hipcc_amdclang_and_clang_get_the_same_commands(machine: Path, monkeypat
             chosen = toolchain.select("gfx950")
         unit = toolchain.Unit(0, "${CSRC}/x.cu", True, ("-DB", "-DA"))
         compiled = chosen.compile(unit, "m", "gfx950")
-        steps = [*compiled.steps, chosen.link(compiled.objects, ["-lm"], "module.so")]
+        steps = [*compiled.steps, *chosen.link(compiled.objects, ["-lm"], "module.so").steps]
         named = {"--rocm-path=${ROCM}", "-isystem", "${ROCM}/include"}
         found[name] = [[word for word in step.argv if word not in named] for step in steps]
         assert ("--rocm-path=${ROCM}" in compiled.steps[0].argv) == (name != "hipcc")
@@ -378,6 +377,23 @@ def test_two_translation_units_keep_their_own_device_code(real: StandIn) -> None
     real.module("two", srcs=["sample.cu", "second.cu"], bare=True)
     entry = real.build("two").entry
     assert set(entry.manifest.kernels) == {"_Z5scalePf", "_Z5shiftPf"}
+    assert len(read_code_objects(entry.library)) == 2
+
+
+def test_a_library_holds_what_clangs_bundler_writes_and_exports_nothing_for_it(real: StandIn, tmp_path: Path) -> None:
+    real.module(bare=True, extra_ldflags=["-Wl,--gc-sections"])
+    library = real.build().entry.library
+    (code,) = read_code_objects(library)
+    (tmp_path / "code").write_bytes(code.image)
+    subprocess.run(
+        [Path(toolchain.select("gfx950").roots()["LLVM"]) / "bin/clang-offload-bundler", "--type=o", "--input=/dev/null",
+         "--targets=host-x86_64-unknown-linux-gnu-,hipv4-amdgcn-amd-amdhsa--gfx950", "--bundle-align=4096",
+         "--input=code", "--output=bundle"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert _section(library.read_bytes(), FATBIN_SECTION) == (tmp_path / "bundle").read_bytes()
+    exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+    assert "value" in exported.stdout and "_binary_" not in exported.stdout
 
 
 def test_the_symbol_of_a_units_device_code_is_the_one_clang_refers_to(real: StandIn, tmp_path: Path) -> None:

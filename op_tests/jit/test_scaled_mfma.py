@@ -79,13 +79,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return make
 
 
-def bundle(code: CodeObject) -> bytes:
-    """Return the offload bundle that holds a code object."""
-    target = b"hipv4-amdgcn-amd-amdhsa--gfx950"
-    header = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<QQQQ", 1, 4096, len(code.image), len(target)) + target
-    return header.ljust(4096, b"\0") + code.image
-
-
 def test_the_encoding_is_llvms(tmp_path: Path) -> None:
     for mnemonic, last in ((SMALL, 3), (LARGE, 15)):
         text = f"{mnemonic} v[80:{80 + last}], v[8:15], v[16:23], v[80:{80 + last}], v7, v9 op_sel_hi:[0,0,0]"
@@ -137,7 +130,7 @@ def test_a_hand_assembled_module_is_refused_for_each_kind_of_operand(
     good = words(SMALL, VGPR, VGPR + 1)
     bad = words(LARGE, *((operand, VGPR + 1) if side == "A" else (VGPR, operand)))
     code = image(good, (*good, *bad))
-    (stand_in.hipcc.parent / "gfx950.hipfb").write_bytes(bundle(code))
+    (stand_in.hipcc.parent / "gfx950.co").write_bytes(code.image)
     with pytest.raises(BuildError) as caught:
         stand_in.build()
     kernel = list(code.kernels)[1]
@@ -176,7 +169,7 @@ def test_a_module_in_vector_registers_is_published_with_the_check_in_its_manifes
     stand_in: StandIn,
     image: Image,
 ) -> None:
-    (stand_in.hipcc.parent / "gfx950.hipfb").write_bytes(bundle(image(words(LARGE, VGPR, VGPR + 255))))
+    (stand_in.hipcc.parent / "gfx950.co").write_bytes(image(words(LARGE, VGPR, VGPR + 255)).image)
     built = stand_in.build()
     assert built.entry.manifest.checks == list(VENDOR.code_checks) == ["scaled MFMA operands"]
     assert not stand_in.build().built

@@ -130,9 +130,8 @@ def _installed_dir(tool: Tool, path: Path) -> Path:
 
 
 def _check_parts(llvm: Path, version: int) -> None:
-    for part, package in (("ld.lld", "lld"), ("clang-offload-bundler", "clang-tools")):
-        if not (llvm / part).exists():
-            raise ToolchainError(f"{llvm / part} is missing: install {package}-{version} (Debian's name)")
+    if not (llvm / "ld.lld").exists():
+        raise ToolchainError(f"{llvm / 'ld.lld'} is missing: install lld-{version} (Debian's name)")
     status, text = ask(f"{llvm / 'ld.lld'} --version", [str(llvm / "ld.lld"), "--version"], llvm / "ld.lld")
     match = re.search(r"LLD (\d+)", text)
     if status or match is None or int(match.group(1)) != version:

@@ -1,17 +1,16 @@
 """clang as a HIP compiler, called as clang++, amdclang++ or through hipcc: one set of commands for all three.
 
-A source is compiled by two commands that run side by side, one for the device and one for the host. The device code
-is wrapped into an object of its own by a small assembly file, and both objects are linked::
+A source is compiled by two commands that run side by side, one for the device and one for the host. The link puts the
+device code, a file of bytes to it, into the section that HIP reads::
 
-    x.cu ──► device code  0_x.hipfb ──► object  0_x.fatbin.o ─┐
-      └────► host object  0_x.o ──────────────────────────────┴─► module.so
+    x.cu ──► device code  0_x.co ─┐
+      └────► host object  0_x.o ──┴─► module.so
 
 Two reasons. The driver writes a depfile for the host pass only, so a header included under ``#if
 defined(__gfx950__)`` would never be noticed; and the two passes, of about equal length for a small kernel, overlap.
-The host object refers to its device code by the symbol ``__hip_fatbin_<hash of -cuid>``.
-
-The assembly file is not given to the link: hipcc adds ``--hip-link`` to every call without ``-c``. clang then compiles
-it as a HIP source for host and device, which defines the symbol twice.
+The host object refers to its device code by the symbol ``__hip_fatbin_<hash of -cuid>``. A linker script defines that
+symbol and writes the header of an offload bundle before the code, as clang-offload-bundler does. Both that program and
+an assembler for the section took longer to start than the link takes.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,15 +42,26 @@ _BARE = ("-nogpuinc", "-nogpulib")
 # module for several architectures compiles its host code once.
 _HOST_ARCH = "gfx942"
 
-_EMBED = """\
-  .section .hip_fatbin, "a", @progbits
-  .p2align 12
-  .globl {symbol}
-  .hidden {symbol}
-{symbol}:
-  .incbin "{device}"
-  .section .note.GNU-stack, "", @progbits
+_PAGE = 4096
+_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+_HOST_TARGET = b"host-x86_64-unknown-linux-gnu-"
+
+# KEEP: a module may be linked with --gc-sections. The last three names are the linker's own for a file of bytes; without
+# these lines every module would export them.
+_BUNDLE = """\
+. = ALIGN({page});
+HIDDEN({symbol} = .);
+{magic}
+QUAD(2)
+QUAD({page}) QUAD(0) QUAD({host_bytes}) {host}
+QUAD({page}) QUAD({linker}_end - {linker}_start) QUAD({device_bytes}) {device}
+. = ALIGN({page});
+HIDDEN({linker}_start = .);
+KEEP("{code}"(.data))
+HIDDEN({linker}_end = .);
+HIDDEN({linker}_size = 0);
 """
+_SCRIPT = "module.ld"
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ class HipClang:
 
     def device_flags(self, arch: str) -> tuple[str, ...]:
         """Return the flags that make this a device compile for ``arch``."""
-        return ("-x", "hip", f"--offload-arch={arch}", *self.tree_flags(), "--gpu-bundle-output", "--cuda-device-only")
+        return ("-x", "hip", f"--offload-arch={arch}", *self.tree_flags(), "--no-gpu-bundle-output", "--cuda-device-only")
 
     def host_flags(self) -> tuple[str, ...]:
         """Return what a source without device code needs to include the runtime's header."""
@@ -131,26 +142,15 @@ class HipClang:
             step = self._step(f"{unit.name}.host", ("-x", language, "-O2", *unit.flags), unit.source, host_object)
             return Compiled((step,), (host_object,), {})
         cuid = f"{module}_{unit.number}"
-        device = f"{unit.name}.hipfb"
-        assembly, device_object = f"{unit.name}.fatbin.s", f"{unit.name}.fatbin.o"
+        code = f"{unit.name}.co"
         device_flags = self.device_flags(arch)
         host_flags = (*self.device_flags(_HOST_ARCH)[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *(_BARE if unit.bare else ()), *unit.flags)
         steps = (
-            self._step(f"{unit.name}.device", (*device_flags, "-O3", *_LINE_TABLES, *common), unit.source, device),
+            self._step(f"{unit.name}.device", (*device_flags, "-O3", *_LINE_TABLES, *common), unit.source, code),
             self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, host_object),
-            Step(
-                name=f"{unit.name}.embed",
-                argv=("${HIPCXX}", "-Wno-unused-command-line-argument", "-c", assembly, "-o", device_object),
-                outputs=(device_object,),
-                # The host object too: ninja starts the longest critical path first, and would compile the device code
-                # of every module before it finished one.
-                inputs=(device, host_object),
-                compiles=False,
-            ),
         )
-        text = _EMBED.format(symbol=fatbin_symbol(cuid), device=device)
-        return Compiled(steps, (host_object, device_object), {assembly: text})
+        return Compiled(steps, (host_object, code), {_piece(code): _bundle(code, fatbin_symbol(cuid), arch)})
 
     def _step(self, name: str, flags: Sequence[str], source: str, output: str) -> Step:
         depfile = f"{name}.d"
@@ -165,16 +165,47 @@ class HipClang:
             scan=(*base, *listing, *_frontend("-MG"), "-fsyntax-only", source),
         )
 
-    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Step:
+    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Compiled:
         """Return the command that makes the shared library, its HIP symbols left undefined."""
+        codes = [name for name in objects if name.endswith(".co")]
         argv = ("${HIPCXX}", "-shared", "-fPIC", "-fuse-ld=lld", "-no-hip-rt", "-Wno-unused-command-line-argument")
-        return Step(
+        bytes_of = (f"-Wl,--format=binary,{name},--format=default" for name in codes)
+        script = (f"-Wl,-T,{_SCRIPT}",) if codes else ()
+        step = Step(
             name="link",
-            argv=(*argv, *objects, *ldflags, "-o", library),
+            argv=(*argv, *(name for name in objects if name not in codes), *bytes_of, *script, *ldflags, "-o", library),
             outputs=(library,),
             inputs=tuple(objects),
             compiles=False,
         )
+        pieces = " ".join(f"INCLUDE {_piece(name)}" for name in codes)
+        text = f"SECTIONS {{ .hip_fatbin : ALIGN({_PAGE}) {{ {pieces} }} }} INSERT AFTER .data;\n"
+        return Compiled((step,), (library,), {_SCRIPT: text} if codes else {})
+
+
+def _piece(code: str) -> str:
+    """Return the name of the part of the linker script that places one unit's device code."""
+    return f"{code}.ld"
+
+
+def _bundle(code: str, symbol: str, arch: str) -> str:
+    """Return that part: an offload bundle with an empty entry for the host and one for ``arch``, at ``symbol``."""
+    device = f"hipv4-amdgcn-amd-amdhsa--{arch}".encode()
+    return _BUNDLE.format(
+        page=_PAGE,
+        symbol=symbol,
+        magic=_bytes(_MAGIC),
+        host=_bytes(_HOST_TARGET),
+        host_bytes=len(_HOST_TARGET),
+        device=_bytes(device),
+        device_bytes=len(device),
+        code=code,
+        linker="_binary_" + re.sub(r"[^A-Za-z0-9]", "_", code),
+    )
+
+
+def _bytes(data: bytes) -> str:
+    return " ".join(f"BYTE({byte})" for byte in data)
 
 
 def _frontend(*words: str) -> tuple[str, ...]:

@@ -97,17 +97,18 @@ class Nvcc:
         )
         return Compiled((step,), (output,), {})
 
-    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Step:
+    def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Compiled:
         """Return the command that makes the shared library, the runtime's symbols left undefined."""
         argv = ("${NVCC}", "-shared", "-cudart", "none", "-Xcompiler", "-fPIC")
         flags = tuple(part for flag in ldflags for part in _one(flag))
-        return Step(
+        step = Step(
             name="link",
             argv=(*argv, *objects, *flags, "-o", library),
             outputs=(library,),
             inputs=tuple(objects),
             compiles=False,
         )
+        return Compiled((step,), (library,), {})
 
 
 def _translated(flags: Sequence[str]) -> tuple[str, ...]:
