@@ -46,6 +46,13 @@ _SHOW_EVERY_S = 0.5
 _STEP_S, _CPP_STEP_S = 1.0, 10.0
 """Seconds of a command on one core where no build is recorded; of a C++ source, whose headers are large, more."""
 
+_TUNABLES = "GLIBC_TUNABLES"
+_ALLOCATION = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=16777216:glibc.malloc.trim_threshold=1073741824:"
+    "glibc.malloc.mmap_threshold=67108864"
+)
+"""A compiler takes memory until it ends: in large steps and huge pages this costs 3 to 4 % less of its CPU time."""
+
 _ATTEMPTS = 4
 """Builds of one module during which somebody edits a header, before that is an error."""
 
@@ -184,6 +191,7 @@ def start_ninja(
     # Compilers put their own temporary files where they are swept with the rest when a build is killed.
     # Relative to where they run, since clang takes each % in this name for a random digit.
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": f"../{temporary.parent.name}/{temporary.name}"}
+    environment[_TUNABLES] = ":".join(filter(None, (_ALLOCATION, os.environ.get(_TUNABLES))))  # the last one holds
     with (temporary / "ninja.log").open("w+") as output:
         with children.waited_for(), subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True,

@@ -257,6 +257,16 @@ def test_verbose_prints_commands_and_output(stand_in: StandIn, capfd: pytest.Cap
     assert "look here" in shown
 
 
+def test_compilers_are_told_how_to_take_memory_and_a_users_words_for_it_come_last(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(before='echo "$GLIBC_TUNABLES" > "$here/tunables"')
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    stand_in.build()
+    told = (stand_in.hipcc.parent / "tunables").read_text().strip().split(":")
+    assert told[-1] == "glibc.malloc.hugetlb=0" and "glibc.malloc.hugetlb=1" in told[:-1]
+
+
 def test_jobs_are_capped_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: set(range(6)))
     assert build.capped_jobs(100) <= 6

@@ -96,7 +96,7 @@ def change_steps(case: Case) -> None:
 
 
 def change_files(case: Case) -> None:
-    case.patch.setattr(hip_clang, "_EMBED", hip_clang._EMBED + "# another\n")
+    case.patch.setattr(hip_clang, "_BUNDLE", hip_clang._BUNDLE + "# another\n")
 
 
 def change_compiler(case: Case) -> None:
@@ -155,7 +155,7 @@ CHANGES: dict[str, tuple[Callable[[Case], None], set[str]]] = {
     "hipforge": (change_hipforge, set()),
     "abi": (change_abi, set()),
     "module": (change_module, {"steps", "files"}),
-    "target": (change_target, {"steps"}),
+    "target": (change_target, {"steps", "files"}),
     "variant": (change_variant, {"steps"}),
     "flags": (change_flags, {"steps"}),
     "source": (change_source, set()),

@@ -386,9 +386,11 @@ def test_a_library_holds_what_clangs_bundler_writes_and_exports_nothing_for_it(r
     (code,) = read_code_objects(library)
     (tmp_path / "code").write_bytes(code.image)
     subprocess.run(
-        [Path(toolchain.select("gfx950").roots()["LLVM"]) / "bin/clang-offload-bundler", "--type=o", "--input=/dev/null",
-         "--targets=host-x86_64-unknown-linux-gnu-,hipv4-amdgcn-amd-amdhsa--gfx950", "--bundle-align=4096",
-         "--input=code", "--output=bundle"],
+        [
+            Path(toolchain.select("gfx950").roots()["LLVM"]) / "bin/clang-offload-bundler", "--type=o",
+            "--targets=host-x86_64-unknown-linux-gnu-,hipv4-amdgcn-amd-amdhsa--gfx950", "--bundle-align=4096",
+            "--input=/dev/null", "--input=code", "--output=bundle",
+        ],
         cwd=tmp_path, check=True,
     )  # fmt: skip
     assert _section(library.read_bytes(), FATBIN_SECTION) == (tmp_path / "bundle").read_bytes()

@@ -37,7 +37,7 @@ VENDOR = Vendor(
     runtime_functions=("hipGetDevice", "hipSetDevice"),
     compiler=settings.HIPCC,
     nowhere="not found in ROCM_PATH, HIP_PATH, /opt/rocm or PATH",
-    install="Install ROCm, or clang-22 lld-22 llvm-22 clang-tools-22 with `pip install triton`, or name a "
+    install="Install ROCm, or clang-22 lld-22 llvm-22 with `pip install triton`, or name a "
     "compiler with HIPFORGE_HIPCC",
     code_checks=("scaled MFMA operands",),
     kernel_numbers=(

@@ -46,8 +46,8 @@ _PAGE = 4096
 _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 _HOST_TARGET = b"host-x86_64-unknown-linux-gnu-"
 
-# KEEP: a module may be linked with --gc-sections. The last three names are the linker's own for a file of bytes; without
-# these lines every module would export them.
+# KEEP: a module may be linked with --gc-sections. The three names that start with {linker} are the linker's own for a
+# file of bytes, which every module would export otherwise.
 _BUNDLE = """\
 . = ALIGN({page});
 HIDDEN({symbol} = .);
@@ -127,7 +127,7 @@ class HipClang:
 
     def device_flags(self, arch: str) -> tuple[str, ...]:
         """Return the flags that make this a device compile for ``arch``."""
-        return ("-x", "hip", f"--offload-arch={arch}", *self.tree_flags(), "--no-gpu-bundle-output", "--cuda-device-only")
+        return ("-x", "hip", f"--offload-arch={arch}", *self.tree_flags(), "--cuda-device-only")
 
     def host_flags(self) -> tuple[str, ...]:
         """Return what a source without device code needs to include the runtime's header."""
@@ -143,7 +143,7 @@ class HipClang:
             return Compiled((step,), (host_object,), {})
         cuid = f"{module}_{unit.number}"
         code = f"{unit.name}.co"
-        device_flags = self.device_flags(arch)
+        device_flags = (*self.device_flags(arch), "--no-gpu-bundle-output")
         host_flags = (*self.device_flags(_HOST_ARCH)[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *(_BARE if unit.bare else ()), *unit.flags)
         steps = (

@@ -306,7 +306,7 @@ def _advice() -> str:
     if os.environ.get(settings.HIPCC.env):
         return "Nothing can be built with this HIPFORGE_HIPCC: correct it, or unset it."
     return (
-        "Nothing here can build: install ROCm, or clang, lld, llvm and clang-tools of one version >= 20 "
+        "Nothing here can build: install ROCm, or clang, lld and llvm of one version >= 20 "
         "and `pip install triton`; or point HIPFORGE_HIPCC at a hipcc."
     )
 
