@@ -27,12 +27,14 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 EVERY = Path(__file__).with_name("every_kernel.py")
-# racecheck follows no __syncwarp() before an arrival at a barrier by one lane: the tiles in a ring are built for it
-# with an arrival of each lane (csrc/mxfp8_gemm/nvidia/tile_ring.h), which orders the same accesses.
+# racecheck follows no __syncwarp() before an arrival at a barrier by one lane, and miscounts meetings at named barriers
+# of which some teams of a block have more: for it these modules are built with an arrival of each lane, and of each team
+# (csrc/mxfp8_gemm/nvidia/tile_ring.h, csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h), which order the same accesses.
 EVERY_LANE = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_EVERY_LANE_ARRIVES"}
-IN_A_RING = "products", "ring_tiles"  # the parts that launch them, and the modules of those parts
-RING_MODULES = [
+FOR_RACECHECK = "products", "ring_tiles", "made"  # the parts that launch them, and the modules of those parts
+BUILT_FOR_RACECHECK = [
     *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream")),
+    "module_mxfp8_grouped_gemm_token_passes",
     "module_mx_quantize",
 ]
 BARRIERS = 64  # in shared memory, of a block at most: synccheck has room for fewer unless it is told
@@ -84,7 +86,7 @@ def run(
 
 def environment_of(tool: str, part: str) -> dict[str, str]:
     """Return what a part runs in under a tool."""
-    return EVERY_LANE if tool == "racecheck" and part.startswith(IN_A_RING) else ENVIRONMENT
+    return EVERY_LANE if tool == "racecheck" and part.startswith(FOR_RACECHECK) else ENVIRONMENT
 
 
 def planted(tool: str, seconds: float | None) -> tuple[bool, str]:
@@ -111,7 +113,7 @@ def main() -> int:
         parser.error(f"a tool is one of {', '.join(FAULTS)}; got {unknown[0]!r}")
     build = [sys.executable, "-m", "hipforge", "build", "--arch", "sm_90"]
     subprocess.run([*build, "--all"], env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([*build, *RING_MODULES], env=EVERY_LANE, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*build, *BUILT_FOR_RACECHECK], env=EVERY_LANE, check=True, stdout=subprocess.DEVNULL)
     from gpu import every_kernel
 
     parts = [name for name in every_kernel.parts() if any(wanted in name for wanted in options.parts.split(","))]

@@ -67,6 +67,16 @@ def test_the_report_of_ptxas_is_read_by_kernel() -> None:
     }  # fmt: skip
 
 
+def test_what_a_called_function_needs_is_added_to_its_kernel() -> None:
+    """ptxas reports a function that is not inlined behind the kernel that calls it, whose own spills must stay."""
+    called = """ptxas info    : Function properties for _Z6scaledff
+    {} bytes stack frame, {} bytes spill stores, {} bytes spill loads
+"""
+    for numbers, spilled, stack in (((0, 0, 0), 16, 8), ((16, 4, 8), 28, 24)):
+        (kernel,) = resources.parse(REPORT + called.format(*numbers))[0].values()
+        assert kernel["spill_bytes"] == spilled and kernel["stack_bytes"] == stack
+
+
 def test_flags_of_gxx_reach_the_host_compiler_and_own_ones_do_not() -> None:
     given = ("-I/x", "-fno-rtti", "-Wall", "-fmad=true", "-isystem/y", "-DA=1", "-Wl,--as-needed")
     assert nvcc._translated(given) == (

@@ -160,10 +160,11 @@ class E2m1Step {
       };
       block_of(std::integral_constant<int, 0>{}), block_of(std::integral_constant<int, 1>{});
       block_of(std::integral_constant<int, 2>{}), block_of(std::integral_constant<int, 3>{});
-    } else {
-      load(next);
     }
-    if (again) add_with_care(here, k0, xs, sw, usual, sums);
+    if (again) {
+      add_with_care(here, k0, xs, sw, usual, sums);
+      if (!usual) load(next);  // not before: these registers are needed meanwhile
+    }
   }
 
   static __device__ __forceinline__ void put(const Sums& sums, int lane, float* to) { Pairs<ROWS, TILES>::put(sums, lane, to); }
@@ -171,7 +172,7 @@ class E2m1Step {
  private:
   __device__ __forceinline__ typename X::Word word(int h, int k) const {
     if (!ALIGNED && k >= k_) return X::nothing();
-    return __ldg(reinterpret_cast<const typename X::Word*>(x_[h] + size_t(k) / 8 * X::kWordBytes));
+    return __ldg(reinterpret_cast<const typename X::Word*>(x_[h] + k / 8 * X::kWordBytes));
   }
   __device__ __forceinline__ void load_block(int k0, int b) {
 #pragma unroll

@@ -19,6 +19,11 @@
 namespace hf::moe {
 
 constexpr int kMostTokenSlots = 32;  // a lane keeps the expert of one
+#if defined(HF_EVERY_LANE_ARRIVES)
+constexpr bool kTeamsMeetAlike = true;  // for racecheck, which miscounts meetings of a part of the block that others do not have
+#else
+constexpr bool kTeamsMeetAlike = false;
+#endif
 constexpr int kTokenRingAt = 2 * kWarps * kPassRows * int(sizeof(float));  // behind the sums of all warps, twice
 static_assert(kTokenRingAt % 128 == 0 && kTokenRingAt + kMostStageBytes + kStaticBytes <= kMostShared);
 
@@ -150,12 +155,13 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int j = 0; j < 2; ++j) total[h][j] = fmaf(sums[h][j], weight, total[h][j]);
-      if (i + r.stages < passes) {
+      if (kTeamsMeetAlike || i + r.stages < passes) {
         meet(team, sharers * 32);
         if (issuer) ask(i + r.stages, stage);
       }
       if (++stage == r.stages) stage = 0, parity ^= 1;
     }
+    if (kTeamsMeetAlike && of_team * teams < p.slots) meet(team, sharers * 32);  // others have one expert more
     // Two buffers in turn: whoever writes the next tile's sums may be ahead of those who read these.
     float* const all = parts + (tile & 1) * kWarps * kPassRows;
     const float2 of_row = sums_of_columns(total);

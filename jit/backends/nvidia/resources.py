@@ -27,7 +27,9 @@ def parse(report: str) -> tuple[dict[str, dict[str, str | int]], set[str]]:
             numbers = dict.fromkeys(("registers", "spill_bytes", "stack_bytes", "shared_bytes", "barriers"), 0)
             kernel = kernels[entry.group(1)] = {"name": short_name(entry.group(1)), **numbers}
         elif stack := _STACK.search(line):
-            kernel.update(stack_bytes=int(stack.group(1)), spill_bytes=int(stack.group(2)) + int(stack.group(3)))
+            # Of the kernel itself first, then of each function that it calls.
+            kernel["stack_bytes"] = int(kernel["stack_bytes"]) + int(stack.group(1))
+            kernel["spill_bytes"] = int(kernel["spill_bytes"]) + int(stack.group(2)) + int(stack.group(3))
         elif used := _USED.search(line):
             shared = _SHARED.search(used.group(3))
             kernel.update(
