@@ -14,7 +14,7 @@ from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
 from hipforge.ops.core.tiles import tile_number
 from hipforge.ops.mxfp8_gemm import mxfp8_ring_tiles, mxfp8_ring_tiles_out, mxfp8_row_stream
-from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
+from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS
 
 pytestmark = pytest.mark.skipif(
@@ -116,6 +116,18 @@ def test_a_weight_shared_before_gives_the_bits_of_one_that_the_call_shares(k) ->
     ws.copy_(with_ratios(ws, 1, 5))
     before = mxfp8_ring_tiles(x, xs, *weights.share_scales(w, ws))
     assert torch.equal(before, mxfp8_ring_tiles(x, xs, w, ws, shared=1))
+
+
+@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize("tile", RING_TILES.parameters["tile"])
+def test_a_weight_that_the_call_shares_is_read_when_it_is_there(tile, splits) -> None:
+    """The workspace starts as codes that are NaN, and so few rows that tiles start beside the launch that fills it."""
+    m, n, k = 16, 128, 16384
+    parts, out = operands(m, n, k), torch.empty(16, 128, dtype=torch.bfloat16, device="cuda")
+    for _ in range(3):
+        workspace = torch.full((workspace_bytes(m, n, k, tile, 1),), 0x7F, dtype=torch.uint8, device="cuda")
+        mxfp8_ring_tiles_out(out, *parts, None, workspace, tile, splits, 1, False)
+        assert relative(out, exact(*parts)) < BOUND
 
 
 @pytest.mark.parametrize("shared", [0, 1])

@@ -75,7 +75,7 @@ void mxfp8_ring_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
 
   const Problem problem{out.data<hf::dev::bf16>(), bias.data<hf::dev::bf16>(), static_cast<int>(m), static_cast<int>(n),
                         static_cast<int>(k), static_cast<int>(k_splits), static_cast<int>(tiles), made_scales,
-                        n % 8 == 0 && hf::aligned_to(out.data(), 16)};
+                        shared != 0, n % 8 == 0 && hf::aligned_to(out.data(), 16)};
   const Maps maps{hf::map_of({space, m, k, k, Tile::kRows, kStep, 1}), hf::map_of({codes_of_w, n, k, k, Tile::kColumns, kStep, 1}),
                   hf::map_of({space + words_at, steps, padded, padded * 4, kSpan, Tile::kRows, 4}),
                   made_scales ? hf::map_of({space + scales_at, n, pitch, pitch, Tile::kColumns, kScaleLine, 1})
@@ -83,7 +83,7 @@ void mxfp8_ring_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   const int64_t at_once = k_splits > 1 ? tiles : hf::smaller(tiles, int64_t{processors} * Tile::kBlocks);
   hf::Launch tiled{dim3(static_cast<uint32_t>(at_once * k_splits)), Tile::kThreads, Tile::kBytes, stream};
   tiled.cluster = static_cast<uint32_t>(k_splits);
-  tiled.programmatic = true;  // it waits for share_scales before it reads what that writes, and W has been there before that
+  tiled.programmatic = true;  // it waits for share_scales before it reads what that writes; W, unless it is shared, was there before
   hf::launch(code_tiles<Tile>, tiled, maps, problem);
 }
 HF_EXPORT(mxfp8_ring_tiles_out);

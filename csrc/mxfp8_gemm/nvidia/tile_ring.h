@@ -32,6 +32,7 @@ struct Problem {
   int splits;         // blocks of a cluster, which share K
   int tiles;
   bool made_scales;   // the predecessor has written the scales of W too
+  bool made_codes;    // and its codes
   bool whole_stores;  // rows of the result start at multiples of 16 bytes
 };
 
@@ -121,7 +122,8 @@ struct Shared {
   }
 };
 
-/// The producer, one thread. What W has is asked for before the predecessor has ended, as far as the ring reaches.
+/// The producer, one thread. What W has is asked for before the predecessor has ended, as far as the ring reaches, unless the
+/// predecessor writes it.
 template <class L>
 __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& shared, const Maps& maps) {
   Cursor<L> cursor;
@@ -143,7 +145,7 @@ __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& share
     };
     int step = 0;
     if (first) {
-      const int ahead = min(at.steps, L::kStages);
+      const int ahead = p.made_codes ? 0 : min(at.steps, L::kStages);
 #pragma unroll 1
       for (; step < ahead; ++step) ask(step, true, false);
       wait_for_predecessor();  // from here on X may be read and, by those that waited for it, the output written
