@@ -28,8 +28,9 @@ ENVIRONMENT = {
 }  # fmt: skip
 EVERY = Path(__file__).with_name("every_kernel.py")
 # racecheck follows no __syncwarp() before an arrival at a barrier by one lane, and miscounts meetings at named barriers
-# of which some teams of a block have more: for it these modules are built with an arrival of each lane, and of each team
-# (csrc/mxfp8_gemm/nvidia/tile_ring.h, csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h), which order the same accesses.
+# of which some teams of a block have more. For it these modules are built with an arrival of each lane, and of each
+# team, which order the same accesses (csrc/mxfp8_gemm/nvidia/tile_ring.h,
+# csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h).
 EVERY_LANE = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_EVERY_LANE_ARRIVES"}
 FOR_RACECHECK = "products", "ring_tiles", "made"  # the parts that launch them, and the modules of those parts
 BUILT_FOR_RACECHECK = [

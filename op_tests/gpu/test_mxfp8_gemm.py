@@ -121,7 +121,7 @@ def test_a_weight_shared_before_gives_the_bits_of_one_that_the_call_shares(k) ->
 @pytest.mark.parametrize("splits", [1, 8])
 @pytest.mark.parametrize("tile", RING_TILES.parameters["tile"])
 def test_a_weight_that_the_call_shares_is_read_when_it_is_there(tile, splits) -> None:
-    """The workspace starts as codes that are NaN. Tiles of the last rows start beside the last blocks that make them."""
+    """The workspace starts as codes that are NaN. The last tiles start beside the last blocks that make their codes."""
     m, n, k = 16, 2304, 6144  # read too early in one run, in which other processes had the GPU too
     parts, out = operands(m, n, k), torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
     want = exact(*parts)
