@@ -1,10 +1,10 @@
 """Stand-in compilers for tests of the build machinery: they record their arguments and answer in milliseconds.
 
 ``hipcc`` here is a shell script that answers like ROCm's: it knows ``--version``, plans (``-###``), compiles the device
-pass by copying canned device code, the host pass with gcc, assembles, and links. As the real one does, it takes an
-assembly file in a call without ``-c`` as a HIP source and compiles it twice, and C++ without ``-x`` as HIP. The
-sources of these tests are therefore plain C++ without HIP; that the real clang obeys the same commands is tested in
-test_jit_toolchain.py.
+pass by copying canned device code, the host pass with gcc, assembles, and links with lld. As the real one does, it
+takes an assembly file in a call without ``-c`` as a HIP source and compiles it twice, and C++ without ``-x`` as HIP.
+The sources of these tests are therefore plain C++ without HIP; that the real clang obeys the same commands is tested
+in test_jit_toolchain.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ case $kind in
   compile) if [ "$assembly" ]; then gcc -c "$assembly" -o "$output"
            else gcc $plain -c -MD -MF "$depfile" -o "$output"; fi;;
   scan) gcc $plain -M -MF "$depfile";;
-  link) gcc -z noexecstack $plain $assembly $assembly -o "$output";;
+  link) gcc -B{llvm} -fuse-ld=lld $plain $assembly $assembly -o "$output";;
 esac
 """
 
@@ -125,7 +125,8 @@ class StandIn:
         self.hipcc.parent.mkdir(exist_ok=True)
         for arch in ("gfx950", "gfx942"):
             (self.hipcc.parent / f"{arch}.co").write_bytes(device_code(arch))
-        text = HIPCC.format(version=version, before=before, macro="gfx950")
+        llvm = Path(os.path.realpath(real_clang())).parent
+        text = HIPCC.format(version=version, before=before, macro="gfx950", llvm=llvm)
         # A new file, as a package manager would install it, so that a running shell keeps reading the old one.
         fresh = self.hipcc.with_name("hipcc.new")
         fresh.write_text(text)

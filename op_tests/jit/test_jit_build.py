@@ -49,8 +49,8 @@ def test_a_build_error_ends_with_the_first_compiler_error_and_says_how_to_rerun(
 def test_a_link_error_is_reported_and_remembered_too(stand_in: StandIn) -> None:
     stand_in.module(extra_ldflags=["-Wl,-z,defs"])
     stand_in.write("sample.cu", 'extern "C" int elsewhere();\nextern "C" int value() { return elsewhere(); }\n')
-    assert "undefined reference to `elsewhere'" in failure_of(stand_in).splitlines()[-1]
-    assert "undefined reference" in failure_of(stand_in)
+    assert "undefined symbol: elsewhere" in failure_of(stand_in).splitlines()[-1]
+    assert "undefined symbol" in failure_of(stand_in)
     assert len(stand_in.compiles()) == 1
 
 

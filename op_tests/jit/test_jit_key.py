@@ -96,7 +96,7 @@ def change_steps(case: Case) -> None:
 
 
 def change_files(case: Case) -> None:
-    case.patch.setattr(hip_clang, "_BUNDLE", hip_clang._BUNDLE + "# another\n")
+    case.patch.setattr(hip_clang, "_PIECE", hip_clang._PIECE + "# another\n")
 
 
 def change_compiler(case: Case) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
 from hipforge.jit import toolchain, tools
 from hipforge.jit.backends.amd import compilers, hip_clang, rocm_tree
-from hipforge.jit.backends.amd.code_object import FATBIN_SECTION, _section, read_code_objects
+from hipforge.jit.backends.amd.code_object import COMPRESSED_MAGIC, FATBIN_SECTION, _section, read_code_objects
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.toolchain import Accepted, Refused
 
@@ -396,6 +397,67 @@ def test_a_library_holds_what_clangs_bundler_writes_and_exports_nothing_for_it(r
     assert _section(library.read_bytes(), FATBIN_SECTION) == (tmp_path / "bundle").read_bytes()
     exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
     assert "value" in exported.stdout and "_binary_" not in exported.stdout
+
+
+def _readelf(library: Path, *options: str) -> str:
+    return subprocess.run(["readelf", "-W", *options, library], capture_output=True, text=True, check=True).stdout
+
+
+def test_device_code_is_aligned_as_the_runtime_wants_it_and_read_only_once_loaded(real: StandIn) -> None:
+    real.module(bare=True)
+    library = real.build().entry.library
+    place = re.search(r" \.hip_fatbin +PROGBITS +(\w+) \w+ (\w+) .* (\d+)$", _readelf(library, "-S"), re.MULTILINE)
+    protected = re.search(r"GNU_RELRO +\w+ 0x(\w+) \w+ \w+ 0x(\w+) R ", _readelf(library, "-l"))
+    assert place and protected
+    start, size, alignment = int(place[1], 16), int(place[2], 16), int(place[3])
+    assert start % 4096 == 0 and alignment == 4096
+    first, last = start, start + size
+    assert int(protected[1], 16) <= first and last <= int(protected[1], 16) + int(protected[2], 16)
+
+
+@pytest.mark.parametrize("place", ["flags_extra_hip", "CCC_OVERRIDE_OPTIONS"])
+def test_a_flag_that_shapes_the_bundle_still_does(real: StandIn, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    plain = real.build(real.module(bare=True)).entry
+    if place == "flags_extra_hip":
+        real.module("compressed", bare=True, flags_extra_hip=["--offload-compress"])
+    else:
+        real.module("compressed", bare=True)
+        monkeypatch.setenv(place, "+--offload-compress")
+    entry = real.build("compressed").entry
+    section = _section(entry.library.read_bytes(), FATBIN_SECTION)
+    assert section is not None and section.startswith(COMPRESSED_MAGIC)
+    assert entry.manifest.kernels == plain.manifest.kernels
+    exported = subprocess.run(["nm", "-D", "--defined-only", entry.library], capture_output=True, text=True, check=True)
+    assert "_binary_" not in exported.stdout
+
+
+def test_a_target_with_features_is_named_so_in_the_bundle(real: StandIn) -> None:
+    real.module("xnack", bare=True, flags_extra_hip=["--no-offload-arch=gfx950", "--offload-arch=gfx950:xnack+"])
+    (code,) = read_code_objects(real.build("xnack").entry.library)
+    assert code.target == "hipv4-amdgcn-amd-amdhsa--gfx950:xnack+"
+
+
+@pytest.mark.parametrize("place", ["extra_ldflags", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS"])
+def test_another_linker_is_refused_by_name_where_device_code_is_linked(
+    real: StandIn, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    real.write("host.cpp", 'extern "C" int one() { return 1; }\n')
+
+    def linked_with(flag: str, source: str = "sample.cu") -> bool:
+        own = [] if place != "extra_ldflags" else ["-Wl,-s", flag]
+        real.module("linked", bare=True, srcs=[source], extra_ldflags=own)
+        if not own:
+            monkeypatch.setenv(place, f"+-Wl,-s +{flag}" if place.startswith("CCC") else f"-Wl,-s {flag}")
+        return bool(real.spec("linked"))
+
+    assert linked_with("-fuse-ld=lld")
+    assert linked_with("-fuse-ld=bfd", "host.cpp")
+    with pytest.raises(ToolchainError, match=f"-fuse-ld=bfd of {place} names another linker than lld"):
+        linked_with("-fuse-ld=bfd")
+    if not place.startswith("CCC"):  # the driver itself looks for that file
+        assert linked_with("--ld-path=/llvm/ld.lld-22")
+        with pytest.raises(ToolchainError, match=f"--ld-path=/lld/mold of {place} names another linker than lld"):
+            linked_with("--ld-path=/lld/mold")
 
 
 def test_the_symbol_of_a_units_device_code_is_the_one_clang_refers_to(real: StandIn, tmp_path: Path) -> None:

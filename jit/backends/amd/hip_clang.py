@@ -10,7 +10,8 @@ Two reasons. The driver writes a depfile for the host pass only, so a header inc
 defined(__gfx950__)`` would never be noticed; and the two passes, of about equal length for a small kernel, overlap.
 The host object refers to its device code by the symbol ``__hip_fatbin_<hash of -cuid>``. A linker script defines that
 symbol and writes the header of an offload bundle before the code, as clang-offload-bundler does. Both that program and
-an assembler for the section took longer to start than the link takes.
+an assembler for the section took longer to start than the link takes. Where a flag shapes the bundle, the driver makes
+it, and the script places it whole.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hipforge.errors import ToolchainError
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.ninja import Step
 from hipforge.jit.spec import environment_ingredients
@@ -46,22 +48,39 @@ _PAGE = 4096
 _MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 _HOST_TARGET = b"host-x86_64-unknown-linux-gnu-"
 
-# KEEP: a module may be linked with --gc-sections. The three names that start with {linker} are the linker's own for a
-# file of bytes, which every module would export otherwise.
-_BUNDLE = """\
-. = ALIGN({page});
-HIDDEN({symbol} = .);
+_HEADER = """\
 {magic}
 QUAD(2)
 QUAD({page}) QUAD(0) QUAD({host_bytes}) {host}
 QUAD({page}) QUAD({linker}_end - {linker}_start) QUAD({device_bytes}) {device}
 . = ALIGN({page});
-HIDDEN({linker}_start = .);
+"""
+# KEEP: a module may be linked with --gc-sections. The three names that start with {linker} are the linker's own for a
+# file of bytes, which every module would export otherwise.
+_PIECE = """\
+. = ALIGN({page});
+HIDDEN({symbol} = .);
+{header}HIDDEN({linker}_start = .);
 KEEP("{code}"(.data))
 HIDDEN({linker}_end = .);
 HIDDEN({linker}_size = 0);
 """
+# The linker takes a file of bytes for writable data; what lies between these two marks is made read-only once the
+# library is loaded, as the code that hipcc places is.
+_SECTIONS = """\
+SECTIONS {{
+. = DATA_SEGMENT_ALIGN({page}, {page});
+.hip_fatbin : ALIGN({page}) {{ {pieces} }}
+. = DATA_SEGMENT_RELRO_END(0, .);
+}} INSERT BEFORE .dynamic;
+"""
 _SCRIPT = "module.ld"
+
+# Flags that shape the bundle (--offload-compress, a target with its features, -fgpu-rdc): with one of them the driver
+# writes it. A flag too many here costs a program's start, no more. An edit in CCC_OVERRIDE_OPTIONS starts with + or ^.
+_SHAPES_THE_BUNDLE = re.compile(r"(?:^|[\s+^'\"])--?[\w-]*(?:offload|bundle|gpu-arch|rdc)")
+_OTHER_LINKER = re.compile(r"(?:^|[\s+^'\"])((?:-fuse-ld|--ld-path)=(?!(?:\S*/)?(?:ld[.])?lld(?:-\d+)?(?:\s|$))\S*)")
+_FLAG_ENVIRONMENT = ("CCC_OVERRIDE_OPTIONS", "HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "HIP_CLANG_FLAGS")
 
 
 @dataclass(frozen=True)
@@ -143,14 +162,16 @@ class HipClang:
             return Compiled((step,), (host_object,), {})
         cuid = f"{module}_{unit.number}"
         code = f"{unit.name}.co"
-        device_flags = (*self.device_flags(arch), "--no-gpu-bundle-output")
+        by_driver = _shapes_the_bundle(unit.flags)
+        device_flags = (*self.device_flags(arch), "--gpu-bundle-output" if by_driver else "--no-gpu-bundle-output")
         host_flags = (*self.device_flags(_HOST_ARCH)[:-1], "--cuda-host-only")
         common = (f"-cuid={cuid}", *(_BARE if unit.bare else ()), *unit.flags)
         steps = (
             self._step(f"{unit.name}.device", (*device_flags, "-O3", *_LINE_TABLES, *common), unit.source, code),
             self._step(f"{unit.name}.host", (*host_flags, "-O1", *common), unit.source, host_object),
         )
-        return Compiled(steps, (host_object, code), {_piece(code): _bundle(code, fatbin_symbol(cuid), arch)})
+        header = "" if by_driver else _header(code, arch)
+        return Compiled(steps, (host_object, code), {_piece(code): _placed(code, fatbin_symbol(cuid), header)})
 
     def _step(self, name: str, flags: Sequence[str], source: str, output: str) -> Step:
         depfile = f"{name}.d"
@@ -166,8 +187,14 @@ class HipClang:
         )
 
     def link(self, objects: Sequence[str], ldflags: Sequence[str], library: str) -> Compiled:
-        """Return the command that makes the shared library, its HIP symbols left undefined."""
+        """Return the command that makes the shared library, its HIP symbols left undefined.
+
+        Raises:
+            ToolchainError: a flag asks for a linker that does not take the script.
+        """
         codes = [name for name in objects if name.endswith(".co")]
+        if codes:
+            _require_lld(ldflags)
         argv = ("${HIPCXX}", "-shared", "-fPIC", "-fuse-ld=lld", "-no-hip-rt", "-Wno-unused-command-line-argument")
         bytes_of = (f"-Wl,--format=binary,{name},--format=default" for name in codes)
         script = (f"-Wl,-T,{_SCRIPT}",) if codes else ()
@@ -179,7 +206,7 @@ class HipClang:
             compiles=False,
         )
         pieces = " ".join(f"INCLUDE {_piece(name)}" for name in codes)
-        text = f"SECTIONS {{ .hip_fatbin : ALIGN({_PAGE}) {{ {pieces} }} }} INSERT AFTER .data;\n"
+        text = _SECTIONS.format(page=_PAGE, pieces=pieces)
         return Compiled((step,), (library,), {_SCRIPT: text} if codes else {})
 
 
@@ -188,20 +215,44 @@ def _piece(code: str) -> str:
     return f"{code}.ld"
 
 
-def _bundle(code: str, symbol: str, arch: str) -> str:
-    """Return that part: an offload bundle with an empty entry for the host and one for ``arch``, at ``symbol``."""
+def _placed(code: str, symbol: str, header: str) -> str:
+    """Return that part: ``header`` at ``symbol``, and the bytes of the file ``code`` after it."""
+    return _PIECE.format(page=_PAGE, symbol=symbol, header=header, code=code, linker=_linkers_name(code))
+
+
+def _header(code: str, arch: str) -> str:
+    """Return the header of an offload bundle with an empty entry for the host and one for ``arch``."""
     device = f"hipv4-amdgcn-amd-amdhsa--{arch}".encode()
-    return _BUNDLE.format(
+    return _HEADER.format(
         page=_PAGE,
-        symbol=symbol,
         magic=_bytes(_MAGIC),
         host=_bytes(_HOST_TARGET),
         host_bytes=len(_HOST_TARGET),
         device=_bytes(device),
         device_bytes=len(device),
-        code=code,
-        linker="_binary_" + re.sub(r"[^A-Za-z0-9]", "_", code),
+        linker=_linkers_name(code),
     )
+
+
+def _linkers_name(code: str) -> str:
+    return "_binary_" + re.sub(r"[^A-Za-z0-9]", "_", code)
+
+
+def _shapes_the_bundle(flags: Sequence[str]) -> bool:
+    return any(_SHAPES_THE_BUNDLE.search(text) for text in (*flags, *_environment_flags().values()))
+
+
+def _require_lld(ldflags: Sequence[str]) -> None:
+    for place, text in (*(("extra_ldflags", flag) for flag in ldflags), *_environment_flags().items()):
+        if found := _OTHER_LINKER.search(text):
+            raise ToolchainError(
+                f"{found[1]} of {place} names another linker than lld, and device code is linked by a script that only "
+                "lld takes; remove the flag"
+            )
+
+
+def _environment_flags() -> dict[str, str]:
+    return {name: os.environ.get(name, "") for name in _FLAG_ENVIRONMENT}
 
 
 def _bytes(data: bytes) -> str:
