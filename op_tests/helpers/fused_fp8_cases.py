@@ -69,7 +69,7 @@ def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
 def assert_between(got: torch.Tensor, one: torch.Tensor, other: torch.Tensor, pinned: float) -> None:
     """``got`` lies between the two ends' results; at least the share ``pinned`` of the elements has one choice."""
     assert got.shape == one.shape and got.dtype == one.dtype
-    relative(got, one)
+    relative(got, one)  # told to who listens: the ends may both be right
     nan = one.float().isnan()
     assert torch.equal(nan, other.float().isnan()) and torch.equal(nan, got.float().isnan())
     decided = (raw(one) == raw(other)) | nan

@@ -51,5 +51,5 @@ def well_apart(shape, seed, dtype=torch.float32):
 def assert_weights(got, want):
     # exp and the division are within one unit in the last place (2^-23 relative) here and in torch; the sum has at most
     # 8 + 6 roundings of 2^-24 either way, the softmax's and the weights': 40 of them in all are generous.
-    relative(got, want)
+    relative(got, want)  # told to who listens
     torch.testing.assert_close(got, want, rtol=40 * 2.0**-24, atol=1e-37, equal_nan=True)

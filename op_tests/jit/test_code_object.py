@@ -20,12 +20,11 @@ from hipforge.jit import toolchain
 from hipforge.jit.backends.amd import code_object
 from hipforge.jit.backends.amd.code_object import (
     COMPRESSED_MAGIC,
-    FATBIN_SECTION,
     CodeObject,
     CodeObjectError,
     KernelResources,
-    _section,
     device_images,
+    fatbin,
     read_code_objects,
 )
 from hipforge.jit.demangle import base_name, short_name
@@ -70,12 +69,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "object": hip_compile.host_object(SOURCE, sub("object")),
         "compressed": hip_compile.shared_library(SOURCE, sub("compressed"), both, ["--offload-compress", *same]),
     }
-
-
-def hip_fat_section(library: Path) -> bytes:
-    fat = _section(library.read_bytes(), FATBIN_SECTION)
-    assert fat is not None
-    return fat
 
 
 def find(objects: list[CodeObject], arch: str) -> CodeObject:
@@ -262,7 +255,7 @@ def test_what_clangs_bundler_compresses_with_zstd_is_read(level: int, built: dic
 
 
 def test_damaged_zstd_data_never_crashes_a_reader(built: dict[str, Path]) -> None:
-    fat = hip_fat_section(built["compressed"])
+    fat = fatbin(built["compressed"].read_bytes())
     header = 32
     random_bytes = random.Random(0)
     refused = {"python": 0, "native": 0}

@@ -18,7 +18,7 @@ from hipforge import settings
 from hipforge.errors import BuildError, ToolchainError
 from hipforge.jit import toolchain, tools
 from hipforge.jit.backends.amd import compilers, hip_clang, rocm_tree
-from hipforge.jit.backends.amd.code_object import COMPRESSED_MAGIC, FATBIN_SECTION, _section, read_code_objects
+from hipforge.jit.backends.amd.code_object import COMPRESSED_MAGIC, fatbin, read_code_objects
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.toolchain import Accepted, Refused
 
@@ -394,9 +394,12 @@ def test_a_library_holds_what_clangs_bundler_writes_and_exports_nothing_for_it(r
         ],
         cwd=tmp_path, check=True,
     )  # fmt: skip
-    assert _section(library.read_bytes(), FATBIN_SECTION) == (tmp_path / "bundle").read_bytes()
-    exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
-    assert "value" in exported.stdout and "_binary_" not in exported.stdout
+    assert fatbin(library.read_bytes()) == (tmp_path / "bundle").read_bytes()
+    assert "value" in (names := _exported(library)) and "_binary_" not in names
+
+
+def _exported(library: Path) -> str:
+    return subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
 
 
 def _readelf(library: Path, *options: str) -> str:
@@ -424,11 +427,9 @@ def test_a_flag_that_shapes_the_bundle_still_does(real: StandIn, monkeypatch: py
         real.module("compressed", bare=True)
         monkeypatch.setenv(place, "+--offload-compress")
     entry = real.build("compressed").entry
-    section = _section(entry.library.read_bytes(), FATBIN_SECTION)
-    assert section is not None and section.startswith(COMPRESSED_MAGIC)
+    assert fatbin(entry.library.read_bytes()).startswith(COMPRESSED_MAGIC)
     assert entry.manifest.kernels == plain.manifest.kernels
-    exported = subprocess.run(["nm", "-D", "--defined-only", entry.library], capture_output=True, text=True, check=True)
-    assert "_binary_" not in exported.stdout
+    assert "_binary_" not in _exported(entry.library)
 
 
 def test_a_target_with_features_is_named_so_in_the_bundle(real: StandIn) -> None:

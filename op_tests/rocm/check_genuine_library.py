@@ -13,7 +13,7 @@ from helpers.hip_symbols import BINDING, MODULES, defined, undefined
 
 from hipforge.jit import fleet, registry
 from hipforge.jit.backends.amd import runtime as hip_runtime
-from hipforge.jit.backends.amd.code_object import BUNDLE_MAGIC, FATBIN_SECTION, _section, read_code_objects
+from hipforge.jit.backends.amd.code_object import BUNDLE_MAGIC, fatbin, read_code_objects
 
 
 def test_every_function_we_call_is_in_the_library_with_its_version() -> None:
@@ -57,8 +57,7 @@ def test_the_library_that_the_runtime_asks_finds_the_device_code_of_every_module
     runtime = next(iter(hip_runtime.candidates()))
     comgr = ctypes.CDLL(str(next(iter(sorted(Path(runtime).resolve().parent.glob("libamd_comgr.so*"))))))
     for library in libraries():
-        section = _section(library.read_bytes(), FATBIN_SECTION)
-        assert section is not None
+        section = fatbin(library.read_bytes())
         at = -1
         for code in read_code_objects(library):
             at = section.index(BUNDLE_MAGIC, at + 1)

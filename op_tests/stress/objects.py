@@ -48,12 +48,11 @@ EXTREMES = (0, 1, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 
 
 def make(folder: Path) -> list[Path]:
     """The kernels in every container in which device code travels: library, bundle, compressed bundles, bare ELF."""
-    from hipforge.jit.backends.amd.code_object import FATBIN_SECTION, _section, device_images
+    from hipforge.jit.backends.amd.code_object import device_images, fatbin
 
     folder.mkdir(parents=True, exist_ok=True)
     library = hip_compile.shared_library(SOURCE, folder, ("gfx950", "gfx942")).read_bytes()
-    bundle = _section(library, FATBIN_SECTION)
-    assert bundle is not None
+    bundle = fatbin(library)
     packed = zlib.compress(bundle)
     containers = {
         "library": library,

@@ -203,10 +203,7 @@ def device_images(data: bytes) -> Iterator[tuple[str, bytes]]:
         if _machine(data) == EM_AMDGPU:
             yield "", data
             return
-        fat = _section(data, FATBIN_SECTION)
-        if fat is None:
-            raise CodeObjectError("a host ELF without a .hip_fatbin section: it has no device code")
-        yield from _bundles(fat)
+        yield from _bundles(fatbin(data))
     elif data.startswith((BUNDLE_MAGIC, COMPRESSED_MAGIC)):
         yield from _bundles(data)
     else:
@@ -343,8 +340,16 @@ def _sections(elf: bytes) -> list[_Section]:
     ]
 
 
-def _section(elf: bytes, name: bytes) -> bytes | None:
-    return next((section.data for section in _sections(elf) if section.name == name), None)
+def fatbin(library: bytes) -> bytes:
+    """Return the section of a host ELF that has its offload bundles.
+
+    Raises:
+        CodeObjectError: there is none.
+    """
+    found = next((section.data for section in _sections(library) if section.name == FATBIN_SECTION), None)
+    if found is None:
+        raise CodeObjectError("a host ELF without a .hip_fatbin section: it has no device code")
+    return found
 
 
 def _read_elf(image: bytes, target: str) -> CodeObject:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hipforge.errors import ToolchainError
+from hipforge.jit.backends.amd.code_object import BUNDLE_MAGIC
 from hipforge.jit.cache import cache_dir
 from hipforge.jit.ninja import Step
 from hipforge.jit.spec import environment_ingredients
@@ -45,7 +46,6 @@ _BARE = ("-nogpuinc", "-nogpulib")
 _HOST_ARCH = "gfx942"
 
 _PAGE = 4096
-_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
 _HOST_TARGET = b"host-x86_64-unknown-linux-gnu-"
 
 _HEADER = """\
@@ -225,7 +225,7 @@ def _header(code: str, arch: str) -> str:
     device = f"hipv4-amdgcn-amd-amdhsa--{arch}".encode()
     return _HEADER.format(
         page=_PAGE,
-        magic=_bytes(_MAGIC),
+        magic=_bytes(BUNDLE_MAGIC),
         host=_bytes(_HOST_TARGET),
         host_bytes=len(_HOST_TARGET),
         device=_bytes(device),
