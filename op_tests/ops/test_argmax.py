@@ -18,12 +18,6 @@ pytestmark = pytest.mark.gfx942
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAN, INF = float("nan"), float("inf")
-TRACED = {
-    "argmax": (
-        lambda batch: {"logits": torch.arange(40.0 * batch).view(batch, 40).sin()},
-        lambda logits: hipforge.argmax(logits),
-    )
-}
 
 
 def make(rng: Rng) -> Arguments:

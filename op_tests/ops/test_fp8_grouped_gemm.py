@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
 import torch
-from helpers.fp8_cases import case_of
-from helpers.grouped_formats import ARCH, FORMATS, FP8, counts, operands
+from helpers.grouped_formats import FORMATS, FP8, counts, operands
 from helpers.mxfp8_cases import assert_bits
 from helpers.mxfp8_grouped_cases import random_owners
 
@@ -19,30 +15,6 @@ from hipforge.ops.fp8_grouped_gemm import grouped_fp8_linear, grouped_gemm_fp8
 pytestmark = pytest.mark.gfx942
 
 ROWS = FORMATS["rows"]
-
-
-def _traced(batch: int) -> dict[str, torch.Tensor]:
-    case = case_of("rows", batch, 8, 64, ARCH)
-    return {"xq": case.typed()[0], "xs": case.xs, "ids": torch.arange(2 * batch, dtype=torch.int32).view(batch, 2) % 4}
-
-
-def _run(op: str, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
-    w = torch.ones(4, 8, 64).to(xq.dtype)
-    slots = hipforge.moe_align_block_size(ids, 16, 4)
-    return getattr(hipforge, op)(xq, xs, w, torch.ones(4, 8), *slots, ids.numel(), 16, 2)
-
-
-def _swiglu(xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
-    slots = hipforge.moe_align_block_size(ids, 16, 4)
-    weights = torch.ones(4, 64, 64).to(xq.dtype), torch.ones(4, 1, 1)
-    return hipforge.grouped_swiglu_fp8(xq, xs[:, None], *weights, *slots, ids.numel(), 16, 2, out_format="blocks")
-
-
-TRACED = {
-    "grouped_swiglu_fp8": (_traced, _swiglu),
-    "grouped_gemm_fp8": (_traced, partial(_run, "grouped_gemm_fp8"), True),
-    "grouped_fp8_linear": (_traced, partial(_run, "grouped_fp8_linear")),
-}
 
 
 def test_one_scale_stands_for_all_rows_or_an_expert() -> None:

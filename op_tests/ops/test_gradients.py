@@ -68,9 +68,9 @@ def test_results_are_detached_and_it_is_said_once(
 
 @pytest.mark.parametrize("name", WITH_GRADIENTS)
 def test_results_that_torch_computes_are_detached_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = requiring_grad(name)
     monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
     dispatch.clear_decisions()
-    given = requiring_grad(name)
     if name in WRITES_ITS_INPUT:
         with pytest.raises(GuardError, match=REFUSAL):
             CALLS[name].run(**given)

@@ -333,31 +333,3 @@ def test_meta_operands_give_meta_results_of_the_same_shape(weights: str) -> None
     q, scales = on_meta(f"grouped_swiglu_{weights}", 64)
     assert linear.is_meta and linear.shape == (6, 32) and layer.is_meta and layer.shape == (3, 64)
     assert q.is_meta and scales.is_meta and q.shape == (6, 32) and len(scales) == 6
-
-
-def _traced_grouped(batch: int) -> dict[str, torch.Tensor]:
-    x, scale = in_mxfp8(torch.linspace(-1, 2, 64 * batch).view(batch, 64))
-    return {"xq": x, "xs": scale, "ids": torch.arange(2 * batch, dtype=torch.int32).view(batch, 2) % 4}
-
-
-def _grouped(op: str, xq: torch.Tensor, xs: torch.Tensor, ids: torch.Tensor) -> Any:
-    w, scale = torch.full((4, 8, 32), 0x22, dtype=torch.uint8), torch.full((4, 8, 2), 127, dtype=torch.uint8)
-    return getattr(hipforge, op)(xq, xs, w, scale, *hipforge.moe_align_block_size(ids, 16, 4), ids.numel(), 16, 2)
-
-
-def _traced_layer(batch: int) -> dict[str, torch.Tensor]:
-    parts = layer("rows", batch)
-    return {"x": parts.hidden, "weights": parts.topk_weights, "ids": parts.topk_ids.int()}
-
-
-def _layer(op: str, kind: str) -> Callable[..., torch.Tensor]:
-    _, *experts, _, _ = layer(kind).args()
-    return lambda x, weights, ids: getattr(hipforge, op)(x, *experts, weights, ids)
-
-
-TRACED = {
-    "grouped_gemm_mxfp4": (_traced_grouped, partial(_grouped, "grouped_gemm_mxfp4"), True),
-    "grouped_mxfp4_linear": (_traced_grouped, partial(_grouped, "grouped_mxfp4_linear")),
-    "fused_moe_mxfp4": (_traced_layer, _layer("fused_moe_mxfp4", "mxfp4")),
-    "fused_moe_fp8": (_traced_layer, _layer("fused_moe_fp8", "rows")),
-}

@@ -29,7 +29,6 @@ from helpers.fused_fp8_cases import (
     wrong_width,
 )
 
-import hipforge
 from hipforge import devices, emulator
 from hipforge.errors import GuardError
 from hipforge.ops import reference
@@ -75,19 +74,6 @@ SHAPES = (
     (1, 1), (3, 8), (2, 24), (3, 32), (3, 37), (5, 128), (2, 200), (2, 544), (1, 4097), (2, 4096), (1, 16384),
     (2, 17000), (1, 17001),
 )  # fmt: skip
-
-TRACED = {
-    "rms_norm_fp8_dynamic": (
-        lambda batch: {"x": normal((batch, 256), torch.bfloat16)},
-        lambda x: hipforge.rms_norm_fp8_dynamic(x, TRACED_WEIGHT, 1e-5, out_format="blocks"),
-    ),
-    "residual_rms_fp8_dynamic": (
-        lambda batch: {"x": normal((batch, 256), torch.bfloat16), "residual": normal((batch, 256), torch.bfloat16, 1)},
-        lambda x, residual: hipforge.residual_rms_fp8_dynamic(x, residual.clone(), TRACED_WEIGHT, 1e-5),
-    ),
-}
-TRACED_WEIGHT = normal((256,), torch.bfloat16, 2)
-
 
 def problem(rows: int, cols: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return normal((rows, cols), dtype), normal((rows, cols), dtype, 1), normal((cols,), dtype, 2)

@@ -46,29 +46,6 @@ def case(
     return q, keys.to(cache), tables, lengths
 
 
-def _lists(batch: int) -> dict[str, Tensor]:
-    return {"tables": torch.arange(4 * batch).int().view(batch, 4), "lengths": torch.arange(33, 33 + batch).int()}
-
-
-TRACED = {
-    "sparse_block_scores": (
-        lambda batch: {
-            "q": torch.arange(1.0, batch + 1).repeat_interleave(GROUPS * 64).view(batch, 1, GROUPS, 64).bfloat16(),
-            **_lists(batch),
-        },
-        lambda q, tables, lengths: hipforge.sparse_block_scores(
-            q, torch.ones(64, 16, 64).bfloat16(), tables, lengths, block_size=16
-        ),
-    ),
-    "sparse_topk_blocks": (
-        lambda batch: {"scores": torch.ones(batch, 1, GROUPS, 4), **_lists(batch)},
-        lambda scores, tables, lengths: hipforge.sparse_topk_blocks(
-            scores, tables, lengths, page_size=16, topk=2, block_size=16
-        ),
-    ),
-}
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 128), (torch.float16, 64)])

@@ -24,7 +24,6 @@ from helpers.fused_fp8_cases import (
     wrong_width,
 )
 
-import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops import reference
@@ -47,13 +46,6 @@ SHAPES = (
     (1, 1), (3, 8), (2, 24), (1, 32), (3, 37), (3, 96), (4, 128), (3, 200), (5, 544), (1, 4097), (2, 4096), (3, 6656),
     (1, 16384), (3, 17000), (1, 17001),
 )  # fmt: skip
-
-TRACED = {
-    "swiglu_fp8_dynamic": (
-        lambda batch: {"x": normal((batch, 256), torch.bfloat16)}, lambda x: hipforge.swiglu_fp8_dynamic(x)
-    ),
-}  # fmt: skip
-
 
 def run(form: str, gate_up: torch.Tensor, scale: torch.Tensor = SCALE, **given: Any) -> tuple[torch.Tensor, ...]:
     """Codes, and the scales where the launch chooses them."""
