@@ -1,4 +1,7 @@
-"""JSON that parses but does not hold what its reader expects is a miss or a ConfigError, never another exception."""
+"""JSON that parses but does not hold what its reader expects is a miss or a ConfigError, never another exception.
+
+Registries, manifests and checkpoints are among the random trials of ``stress/documents.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from helpers.jit_stand_in import StandIn
 from helpers.json_mutants import mutant
 
 from hipforge.errors import BuildError, ConfigError, HipforgeError
-from hipforge.jit import hip_module, maintenance, obtain, registry, toolchain, tools, why
-from hipforge.jit.cache import cache_dir, failures, prebuilt, shapes
+from hipforge.jit import registry, toolchain, tools
+from hipforge.jit.cache import cache_dir, failures, shapes
 from hipforge.jit.cache import store as cache
 
 SEED = 20261122
@@ -44,24 +47,6 @@ def test_the_examples_of_the_checker_hold():
     assert doctest.testmod(shapes).failed == 0
 
 
-def test_manifests(stand_in: StandIn) -> None:
-    stand_in.module(resource_limits={"max_vgprs": 512})
-    entry, spec = stand_in.build().entry, stand_in.spec()
-    wanted = hip_module.request(registry.module("sample"), None, "gfx950")
-
-    def read() -> None:
-        assert not isinstance(obtain.look(wanted, use=False), obtain.Failed)
-        maintenance.entries()
-        maintenance.recorded_seconds("sample", "sample", "gfx950")
-        why.explain("sample", None, "gfx950")
-        found = cache.read_entry(entry.path)
-        if found is not None:
-            list(why.changed(found, spec))
-            prebuilt.misfit(found, wanted)
-
-    each(json.loads((entry.path / "manifest.json").read_text()), entry.path / "manifest.json", read)
-
-
 def test_failure_records(stand_in: StandIn) -> None:
     stand_in.write("sample.cu", "broken\n")
     with pytest.raises(BuildError):
@@ -82,22 +67,6 @@ def test_remembered_answers_of_compilers_and_digests(stand_in: StandIn) -> None:
         toolchain.select("gfx950")
 
     each(json.loads(answers.read_text()), answers, ask)
-
-
-def test_registries(tmp_path: Path) -> None:
-    shipped = json.loads((Path(registry.__file__).parent / registry.SHIPPED).read_text())
-    name = next(name for name, entry in shipped.items() if "variants" in entry)
-    more = {"blob_gen_cmd": ["${PYTHON} x.py ${GEN}"], "extra_include": ["/x"], "extra_ldflags": ["-lx"], "ffi": "abi"}
-    document = {name: {**shipped[name], **more, "flags_extra_cc": ["-O2"], "verbose": False}}
-    path = tmp_path / "own.json"
-
-    def read() -> None:
-        for entry in registry.read_file(path).values():
-            for variant in entry.all_variants():
-                hip_module.request(entry, variant, entry.archs[0])
-                break
-
-    each(document, path, read)
 
 
 DEEP = "[" * 100_000

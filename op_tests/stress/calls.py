@@ -13,17 +13,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import inspect
-import json
 import math
-import os
 import resource
-import subprocess
-import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +35,7 @@ from hipforge.errors import (
     ToolchainError,
 )
 from hipforge.ops.core import dispatch
-from stress import attention, gemms, layers, quantised, routing, sparse
+from stress import attention, gemms, layers, quantised, routing, sparse, supervised
 from stress.case import Arguments, Op, Rng
 from stress.mutations import spoilt
 
@@ -49,7 +43,6 @@ _DECLARED = (op for ops in declared("STRESS") for op in ops)
 OPS: tuple[Op, ...] = (
     *gemms.OPS, *layers.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *sparse.OPS, *_DECLARED,
 )  # fmt: skip
-HERE = Path(__file__).parent
 # No guard backs these up: only the op's own checks refuse such a call.
 FLOAT32_MAX, FLOAT32_LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-149
 LONGEST = 600  # seconds that a call may take, which may build its module on a busy machine
@@ -276,18 +269,14 @@ def work(seed: int, first: int, end: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch fills new memory then
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     for number in range(first, end):
-        print(json.dumps({"begins": number}), flush=True)
+        supervised.say(begins=number)
         faulthandler.dump_traceback_later(LONGEST, exit=True)
         outcome, details = one_call(seed, number)
         faulthandler.cancel_dump_traceback_later()
         line: dict[str, Any] = {"number": number, "ended": outcome}
         if outcome not in GOOD_ENDS:
-            line |= {
-                "op": OPS[number % len(OPS)].name,
-                "details": details,
-                "call": describe(arguments_of(Rng(seed, number), number)),
-            }
-        print(json.dumps(line), flush=True)
+            line |= {"details": details, "call": describe(arguments_of(Rng(seed, number), number))}
+        supervised.say(**line)
 
 
 def run(
@@ -300,47 +289,14 @@ def run(
     """
     ended: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
-    while first < end and not (found and found.is_set()):
-        number: int | None = None
-        for line in _lines(seed, first, end, where):
-            if "begins" in line:
-                number = line["begins"]
-                continue
-            ended[line["ended"]] += 1
-            first = line["number"] + 1
-            if line["ended"] not in GOOD_ENDS:
-                wrong.append({**line, "where": where})
-            if found and (wrong or found.is_set()):
-                found.set()
-                return ended, wrong
-        if number is None:
-            raise RuntimeError(f"no call was made on {where}; standard error says why")
-        if first < end:
-            ended["crash"] += 1
-            wrong.append({"number": number, "ended": "crash", "op": OPS[number % len(OPS)].name, "where": where})
-            first = number + 1
-            if found:
-                found.set()
+    device = {"HIPFORGE_DEVICE": "reference"} if where == "torch" else {"HIPFORGE_EMULATE": where}
+    environment = {**device, "HIPFORGE_EMULATOR_CHECKS": "all", "HIPFORGE_EMULATOR_QUIET": "1"}
+    program = lambda first: f"from stress import calls\ncalls.work({seed}, {first}, {end})\n"
+    for line in supervised.cases(program, first, end, environment) if not (found and found.is_set()) else ():
+        ended[line["ended"]] += 1
+        if line["ended"] not in GOOD_ENDS:
+            wrong.append({"op": OPS[line["number"] % len(OPS)].name, **line, "where": where})
+        if found and (wrong or found.is_set()):
+            found.set()
+            break
     return ended, wrong
-
-
-def _lines(seed: int, first: int, end: int, where: str) -> Iterator[dict[str, Any]]:
-    program = f"import sys; sys.path.insert(0, {str(HERE.parent)!r})\nfrom stress import calls\n"
-    program += f"calls.work({seed}, {first}, {end})\n"
-    command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", program]
-    environment = {
-        **os.environ,
-        **({"HIPFORGE_DEVICE": "reference"} if where == "torch" else {"HIPFORGE_EMULATE": where}),
-        "HIPFORGE_EMULATOR_CHECKS": "all",
-        "HIPFORGE_EMULATOR_QUIET": "1",
-    }
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            for text in process.stdout:
-                with contextlib.suppress(ValueError):
-                    line = json.loads(text)
-                    if isinstance(line, dict):
-                        yield line
-        finally:
-            process.kill()  # where its caller has seen enough

@@ -19,11 +19,11 @@ from helpers.json_mutants import mutant
 
 from hipforge import settings, weights
 from hipforge.aiter_compat import checkout as aiter_checkout
-from hipforge.errors import HipforgeError
 from hipforge.jit import hip_module, maintenance, obtain, registry, toolchain, why
 from hipforge.jit.cache import cache_dir, prebuilt, store
 from hipforge.weights.files import _DTYPES
 from stress.processes import stand_in
+from stress.supervised import Tally
 
 
 def _text(choose: random.Random, document: Any) -> bytes:
@@ -49,24 +49,17 @@ def registries(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[
         "flags_extra_cc": ["-O2"], "verbose": False,
     }  # fmt: skip
     path = folder / "own.json"
-    ended: Counter[str] = Counter()
-    wrong: list[str] = []
+    tally = Tally(seed, "registry")
     for number in range(count):
         name = choose.choice(sorted(shipped))
         raw = _text(choose, {name: {**shipped[name], **(more if choose.random() < 0.5 else {})}})
         path.write_bytes(raw)
-        try:
+        with tally.case(number, raw):
             for entry in registry.read_file(path).values():
                 variant = next(entry.all_variants(), None)
                 if variant is not None and entry.archs:
                     hip_module.request(entry, variant, entry.archs[0])
-            ended["read"] += 1
-        except HipforgeError:
-            ended["refused"] += 1
-        except Exception as error:
-            ended["raw exception"] += 1
-            wrong.append(f"seed {seed}, registry {number}: {type(error).__name__}: {error}: {raw[:1500]!r}")
-    return ended, wrong
+    return tally.ended, tally.wrong
 
 
 CHECKOUT = Path(__file__).resolve().parents[1] / "helpers" / "aiter_checkout"
@@ -122,8 +115,7 @@ def checkpoints(seed: int, count: int, folder: Path) -> tuple[Counter[str], list
     """Load ``count`` checkpoints whose header, configuration or index is damaged."""
     choose = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    ended: Counter[str] = Counter()
-    wrong: list[str] = []
+    tally = Tally(seed, "checkpoint")
     for number in range(count):
         tensors, config = choose.choice(LAYOUTS)
         documents: dict[str, Any] = {
@@ -141,17 +133,10 @@ def checkpoints(seed: int, count: int, folder: Path) -> tuple[Counter[str], list
         (folder / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(1 << 15))
         for name, text in texts.items():
             (folder / name).write_bytes(text)
-        try:
+        with tally.case(number, texts.get(damaged, header)):
             for _ in weights.load(folder, shuffled=choose.random() < 0.3):
                 pass
-            ended["read"] += 1
-        except HipforgeError:
-            ended["refused"] += 1
-        except Exception as error:
-            ended["raw exception"] += 1
-            raw = texts.get(damaged, header)
-            wrong.append(f"seed {seed}, checkpoint {number}: {type(error).__name__}: {error}: {damaged} {raw[:1500]!r}")
-    return ended, wrong
+    return tally.ended, tally.wrong
 
 
 def checkouts(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]:
@@ -160,21 +145,15 @@ def checkouts(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[s
     copy = shutil.copytree(CHECKOUT, folder / "checkout")
     file = copy / "aiter/jit/optCompilerConfig.json"
     whole = json.loads(file.read_text())
-    ended: Counter[str] = Counter()
-    wrong: list[str] = []
+    tally = Tally(seed, "checkout")
     known = set(registry._registered)
     for number in range(count):
         file.write_bytes(raw := _text(choose, whole))
-        try:
-            ended.update(found.state for found in aiter_checkout.modules(copy))
-        except HipforgeError:
-            ended["refused whole"] += 1
-        except Exception as error:
-            ended["raw exception"] += 1
-            wrong.append(f"seed {seed}, checkout {number}: {type(error).__name__}: {error}: {raw[:1500]!r}")
+        with tally.case(number, raw):
+            tally.ended.update(f"module {found.state}" for found in aiter_checkout.modules(copy))
         for name in set(registry._registered) - known:
             registry._registered.pop(name)
-    return ended, wrong
+    return tally.ended, tally.wrong
 
 
 def manifests(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]:
@@ -210,8 +189,9 @@ def manifests(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[s
                     wrong.append(f"seed {seed}, manifest {number}: {type(error).__name__}: {error}: {raw[:1500]!r}")
                     continue
                 ended[type(found).__name__] += 1
-                if isinstance(found, obtain.Ready) and found.entry.manifest.library_sha256 != library:
-                    wrong.append(f"seed {seed}, manifest {number}: another library is accepted")
+                another = isinstance(found, obtain.Ready) and found.entry.manifest.library_sha256 != library
+                if another or isinstance(found, obtain.Failed):
+                    wrong.append(f"seed {seed}, manifest {number}: {'another library' if another else found}")
     finally:
         registry._registered.pop(name, None)
         toolchain._selected.clear()

@@ -6,23 +6,21 @@ take memory or time without bound.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import random
 import resource
 import signal
 import struct
-import subprocess
-import sys
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from helpers import hip_compile
+
+from stress import supervised
 
 SOURCE = """
 #include <hip/hip_runtime.h>
@@ -40,7 +38,6 @@ __global__ __launch_bounds__(128) void shared_sum(int* out) {
   for (int i = 0; i < 4; ++i) out[threadIdx.x] += s[127 - threadIdx.x] * i;
 }
 """
-HERE = Path(__file__).parent
 MEMORY = 1 << 30  # bytes that reading, loading and running one object may take
 PATIENCE_S = 30
 EXTREMES = (0, 1, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
@@ -155,7 +152,7 @@ def work(seed: int, first: int, end: int, files: list[str]) -> None:
     for number in range(first, end):
         choose = random.Random(seed * 1_000_003 + number)
         raw = damaged(choose, choose.choice(wholes))
-        print(json.dumps({"begins": number}), flush=True)
+        supervised.say(begins=number)
         signal.alarm(PATIENCE_S)
         line: dict[str, Any] = {"number": number}
         try:
@@ -163,41 +160,19 @@ def work(seed: int, first: int, end: int, files: list[str]) -> None:
         except Exception:
             line |= {"ended": "raw exception", "details": traceback.format_exc()[-1500:]}
         signal.alarm(0)
-        print(json.dumps(line), flush=True)
+        supervised.say(**line)
 
 
 def run(seed: int, count: int, folder: Path) -> tuple[Counter[str], list[str]]:
     """Use ``count`` damaged objects in their own processes; one that dies is replaced, and counts as a crash."""
     files = [str(path) for path in make(folder / "objects")]
-    return supervised(
-        lambda first: f"from stress import objects\nobjects.work({seed}, {first}, {count}, {files!r})\n", count, seed
-    )
-
-
-def supervised(program: Callable[[int], str], count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Run a worker program from each number on until all are done."""
+    emulation = {"EMULATE": "gfx950", "EMULATOR_CHECKS": "all", "EMULATOR_QUIET": "1", "EMULATOR_THREADS": "1"}
+    environment = {f"HIPFORGE_{name}": value for name, value in emulation.items()}
     ended: Counter[str] = Counter()
     wrong: list[str] = []
-    first = 0
-    emulation = {"EMULATE": "gfx950", "EMULATOR_CHECKS": "all", "EMULATOR_QUIET": "1", "EMULATOR_THREADS": "1"}
-    environment = {**os.environ, **{f"HIPFORGE_{name}": value for name, value in emulation.items()}}
-    while first < count:
-        begun = first
-        text = f"import sys; sys.path.insert(0, {str(HERE.parent)!r})\n{program(first)}"
-        command = [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", text]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                with contextlib.suppress(ValueError):
-                    said = json.loads(line)
-                    begun = said.get("begins", begun)
-                    if "ended" in said:
-                        ended[said["ended"]] += 1
-                        first = said["number"] + 1
-                        if "details" in said:
-                            wrong.append(f"seed {seed}, number {said['number']}: {said['details']}")
-        if first < count:
-            ended["crash"] += 1
-            wrong.append(f"seed {seed}, number {begun}: the process died with status {process.returncode}")
-            first = begun + 1
+    program = lambda first: f"from stress import objects\nobjects.work({seed}, {first}, {count}, {files!r})\n"
+    for said in supervised.cases(program, 0, count, environment):
+        ended[said["ended"]] += 1
+        if "details" in said:
+            wrong.append(f"seed {seed}, number {said['number']}: {said['details']}")
     return ended, wrong

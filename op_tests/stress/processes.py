@@ -5,6 +5,7 @@ The compiler is the stand-in of the tests of the build machinery, which takes te
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -38,7 +39,8 @@ def stand_in(folder: Path, modules: int = 1) -> StandIn:
         write(made, number, 0)
         source = f'#include "value{number}.h"\nextern "C" int value() {{ return VALUE; }}\n'
         made.write(f"sample{number}.cu", source)
-        made.write(f"sample{number}.json", f'{{"sample{number}": {{"srcs": ["sample{number}.cu"]}}}}')
+        entry = {"srcs": [f"sample{number}.cu"], "resource_limits": {"max_vgprs": 512}}
+        made.write(f"sample{number}.json", json.dumps({f"sample{number}": entry}))
     return made
 
 
