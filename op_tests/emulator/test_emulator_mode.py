@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from helpers.exec_one import (
-    INTERESTING_16,
     INTERESTING_32,
-    INTERESTING_64,
     MODE_DEFAULT,
     VCC,
     Machine,
     assemble_all,
     cases,
     from_fraction,
-    is_infinite,
     is_nan,
     to_fraction,
-)  # fmt: skip
+)
+from helpers.float_reference import (
+    DOWN,
+    INTERESTING,
+    NEAREST,
+    UP,
+    ZERO,
+    Control,
+    add,
+    check,
+    directed,
+    fma,
+    load,
+    multiply,
+    register,
+)
 
-QUIET = {16: 0x0200, 32: 0x00400000, 64: 1 << 51}
-INFINITY = {16: 0x7C00, 32: 0x7F800000, 64: 0x7FF0000000000000}
-NAN = {16: 0x7E00, 32: 0x7FC00000, 64: 0x7FF8000000000000}
-INTERESTING = {16: INTERESTING_16, 32: INTERESTING_32, 64: INTERESTING_64}
-NEAREST, UP, DOWN, ZERO = range(4)
 FP16_OVFL = 1 << 23
 
 
@@ -37,110 +43,22 @@ def mode_of(round32: int = 0, round64: int = 0, denorm32: int = 3, denorm64: int
     return 0x300 | round32 | round64 << 2 | denorm32 << 4 | denorm64 << 6
 
 
-# --- the reference ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Control:
-    """What MODE asks of results of one width."""
-
-    bits: int
-    rounding: int = NEAREST
-    denorm: int = 3
-    saturate: bool = False
-
-    def read(self, code: int) -> int:
-        """Return an input as the operation sees it."""
-        return code if self.denorm & 1 else flushed(code, self.bits)
-
-    def write(self, value: Fraction, negative_zero: bool) -> int:
-        """Return the code of an exact result."""
-        code = rounded(value, self.bits, self.rounding, negative_zero)
-        if self.saturate and is_infinite(code, self.bits):
-            code -= 1
-        return code if self.denorm & 2 else flushed(code, self.bits)
-
-
-def flushed(code: int, bits: int) -> int:
-    """Return a denormal as the zero of its sign."""
-    return code if code & INFINITY[bits] else code & 1 << bits - 1
-
-
-def rounded(value: Fraction, bits: int, rounding: int, negative_zero: bool) -> int:
-    """Round to a neighbour: the one below in size first, then one code further if the direction says so."""
-    if value == 0:
-        return (1 << bits - 1) if negative_zero else 0
-    if rounding == NEAREST:
-        return from_fraction(value, bits)
-    sign = (1 << bits - 1) if value < 0 else 0
-    code = from_fraction(abs(value), bits)
-    if is_infinite(code, bits) or to_fraction(code, bits) > abs(value):
-        code -= 1
-    outward = rounding == (DOWN if sign else UP)
-    return sign | (code + 1 if outward and to_fraction(code, bits) != abs(value) else code)
-
-
-def fma(a: int, b: int, c: int, control: Control) -> int:
-    bits = control.bits
-    a, b, c = (control.read(code) for code in (a, b, c))
-    for code in (a, b, c):
-        if is_nan(code, bits):
-            return code | QUIET[bits]
-    negative, addend_negative = bool((a ^ b) >> bits - 1), bool(c >> bits - 1)
-    zero = any(not code & (1 << bits - 1) - 1 for code in (a, b))
-    if is_infinite(a, bits) or is_infinite(b, bits):
-        if zero or (is_infinite(c, bits) and addend_negative != negative):
-            return NAN[bits]
-        return INFINITY[bits] | negative << bits - 1
-    if is_infinite(c, bits):
-        return c
-    total = to_fraction(a, bits) * to_fraction(b, bits) + to_fraction(c, bits)
-    return control.write(total, negative if negative == addend_negative else control.rounding == DOWN)
-
-
-def one(bits: int) -> int:
-    return from_fraction(Fraction(1), bits)
-
-
-def add(a: int, b: int, control: Control) -> int:
-    nan = next((code | QUIET[control.bits] for code in (a, b) if is_nan(code, control.bits)), None)
-    return fma(one(control.bits), a, b, control) if nan is None else nan
-
-
-def multiply(a: int, b: int, control: Control) -> int:
-    nan = next((code | QUIET[control.bits] for code in (a, b) if is_nan(code, control.bits)), None)
-    return fma(a, b, (a ^ b) & 1 << control.bits - 1, control) if nan is None else nan
-
-
 OPERATIONS: dict[str, Callable[..., int]] = {"add": add, "mul": multiply, "fma": fma}
 SOURCES = {"add": 2, "mul": 2, "fma": 3}
 
 
-def operand(register: int, bits: int) -> str:
-    return f"v[{register}:{register + 1}]" if bits == 64 else f"v{register}"
-
-
 def text_of(name: str, bits: int) -> str:
-    sources = ", ".join(operand(register, bits) for register in (0, 2, 4)[: SOURCES[name]])
-    return f"v_{name}_f{bits}{'' if name == 'fma' or bits == 64 else '_e32'} {operand(10, bits)}, {sources}"
+    sources = ", ".join(register(index, bits) for index in (0, 2, 4)[: SOURCES[name]])
+    return f"v_{name}_f{bits}{'' if name == 'fma' or bits == 64 else '_e32'} {register(10, bits)}, {sources}"
 
 
-def check(text: str, bits: int, count: int, mode: int, want: Callable[..., int], rounds: int = 2) -> None:
-    """Compare the low ``bits`` of v10 on special and on random operands."""
-    machine = Machine()
-    for rows in itertools.islice(cases(INTERESTING[bits], bits, count, 3, rounds), 12):
-        for i, row in enumerate(rows):
-            if bits == 64:
-                machine.set_row64(2 * i, row)
-            else:
-                machine.v[2 * i] = row
-        machine.mode = mode
-        machine.run(text)
-        got = machine.row64(10) if bits == 64 else [int(x) & (1 << bits) - 1 for x in machine.v[10]]
-        for lane, operands in enumerate(zip(*rows, strict=True)):
-            expected = want(*operands)
-            shown = f"{text} of {[hex(x) for x in operands]} in MODE {mode:#x}"
-            assert got[lane] == expected, f"{shown}: {got[lane]:#x}, expected {expected:#x}"
+def check_control(name: str, bits: int, mode: int, control: Control) -> None:
+    """Compare an operation with its definition on special and on random operands."""
+    machine, count = Machine(), SOURCES[name]
+    machine.mode = mode
+    operands = itertools.islice(cases(INTERESTING[bits], bits, count, 3, 2), 12)
+    want = lambda *codes: OPERATIONS[name](*codes, bits, control)
+    check(machine, text_of(name, bits), (bits, bits), count, want, operands)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,7 +75,7 @@ def _assembled() -> None:
 def test_each_width_rounds_by_its_own_field(name: str, bits: int, rounding: int) -> None:
     other = (rounding + 1) % 4
     mode = mode_of(round32=rounding, round64=other) if bits == 32 else mode_of(round32=other, round64=rounding)
-    check(text_of(name, bits), bits, SOURCES[name], mode, lambda *x: OPERATIONS[name](*x, Control(bits, rounding)))
+    check_control(name, bits, mode, Control(bits, rounding))
 
 
 @pytest.mark.parametrize("denorm", range(4))
@@ -167,14 +85,13 @@ def test_each_width_flushes_by_its_own_field(name: str, bits: int, denorm: int) 
     mode = (
         mode_of(denorm32=denorm, denorm64=3 - denorm) if bits == 32 else mode_of(denorm32=3 - denorm, denorm64=denorm)
     )
-    check(text_of(name, bits), bits, SOURCES[name], mode, lambda *x: OPERATIONS[name](*x, Control(bits, 0, denorm)))
+    check_control(name, bits, mode, Control(bits, NEAREST, denorm))
 
 
 @pytest.mark.parametrize("rounding", range(1, 4))
 @pytest.mark.parametrize("denorm", range(3))
 def test_rounding_and_flushing_meet(rounding: int, denorm: int) -> None:
-    control = Control(32, rounding, denorm)
-    check(text_of("mul", 32), 32, 2, mode_of(round32=rounding, denorm32=denorm), lambda a, b: multiply(a, b, control))
+    check_control("mul", 32, mode_of(round32=rounding, denorm32=denorm), Control(32, rounding, denorm))
 
 
 @pytest.mark.parametrize("rounding", range(4))
@@ -192,25 +109,21 @@ def test_packed_operations_round_and_flush_as_the_plain_ones(name: str, rounding
         machine.run(f"v_pk_{name}_f32 v[10:11], {pairs}")
         for lane in range(64):
             for high in (0, 1):
-                want = OPERATIONS[name](*(row[lane] for row in rows[high::2]), single)
+                want = OPERATIONS[name](*(row[lane] for row in rows[high::2]), 32, single)
                 assert int(machine.v[10 + high][lane]) == want
         machine.mode = mode_of(round64=rounding, denorm64=denorm)
         sources = ", ".join(f"v{register}" for register in range(count))
         machine.run(f"v_pk_{name}_f16 v10, {sources}")
         for lane in range(64):
             for shift in (0, 16):
-                want = OPERATIONS[name](*(row[lane] >> shift & 0xFFFF for row in rows[:count]), half)
+                want = OPERATIONS[name](*(row[lane] >> shift & 0xFFFF for row in rows[:count]), 16, half)
                 assert int(machine.v[10][lane]) >> shift & 0xFFFF == want
 
 
 def one_source(text: str, bits: int, result: int, mode: int, codes: list[int]) -> list[int]:
     """Run a one-source operation on the codes."""
     machine = Machine()
-    row = (codes * 64)[:64]
-    if bits == 64:
-        machine.set_row64(0, row)
-    else:
-        machine.v[0] = row
+    load(machine, [(codes * 64)[:64]], bits)
     machine.mode = mode
     machine.run(text)
     got = machine.row64(10) if result == 64 else [int(x) & (1 << result) - 1 for x in machine.v[10]]
@@ -224,13 +137,13 @@ HALVES = [0x3F801001, 0xBF801001, 0x3F800FFF, 0x33000001, 0xB3000001, 0x387FF001
 def test_conversions_to_f16_round_by_the_wide_field(rounding: int) -> None:
     other = (rounding + 2) % 4
     mode = mode_of(round32=other, round64=rounding)
-    want = [rounded(to_fraction(code, 32), 16, rounding, False) for code in HALVES]
+    want = [directed(to_fraction(code, 32), 16, rounding, False) for code in HALVES]
     assert one_source("v_cvt_f16_f32 v10, v0", 32, 16, mode, HALVES) == want
     assert one_source("v_cvt_pk_f16_f32 v10, v0, v0", 32, 32, mode, HALVES) == [code | code << 16 for code in want]
     integers = [2049, 2051, 4098, 65535, 65520, 1, 0]
-    want = [rounded(Fraction(x), 16, rounding, False) for x in integers]
+    want = [directed(Fraction(x), 16, rounding, False) for x in integers]
     assert one_source("v_cvt_f16_u16 v10, v0", 16, 16, mode, integers) == want
-    toward_zero = [rounded(to_fraction(code, 32), 16, ZERO, False) for code in HALVES]
+    toward_zero = [directed(to_fraction(code, 32), 16, ZERO, False) for code in HALVES]
     got = one_source("v_cvt_pkrtz_f16_f32 v10, v0, v0", 32, 32, mode, HALVES)
     assert got == [code | code << 16 for code in toward_zero]
 
@@ -240,14 +153,14 @@ def test_conversions_to_f32_round_by_source(rounding: int) -> None:
     other = (rounding + 1) % 4
     doubles = [0x3FF0000010000001, 0xBFF0000010000001, 0x3FF0000030000000, 0x36A0000000000001, 0xB690000000000001,
                0x47EFFFFFF0000000, 0xC7EFFFFFEFFFFFFF]  # fmt: skip
-    want = [rounded(to_fraction(code, 64), 32, rounding, False) for code in doubles]
+    want = [directed(to_fraction(code, 64), 32, rounding, False) for code in doubles]
     mode = mode_of(round32=other, round64=rounding)
     assert one_source("v_cvt_f32_f64 v10, v[0:1]", 64, 32, mode, doubles) == want
     integers = [0x1000001, 0x1000003, 0x7FFFFFFF, 0x7FFFFFBF, 1, 0x2000002]
     for name, text in (("i32", "v_cvt_f32_i32 v10, v0"), ("u32", "v_cvt_f32_u32 v10, v0")):
         values = [*integers, 0xFFFFFFFF, 0xFEFFFFFF]
         exact = [x - 2**32 if name == "i32" and x >> 31 else x for x in values]
-        want = [rounded(Fraction(x), 32, rounding, False) for x in exact]
+        want = [directed(Fraction(x), 32, rounding, False) for x in exact]
         assert one_source(text, 32, 32, mode_of(round32=rounding, round64=other), values) == want
 
 
@@ -272,11 +185,11 @@ def test_mixed_precision_rounds_by_its_result(rounding: int) -> None:
         machine.mode = mode_of(round32=rounding, round64=other)
         machine.run("v_fma_mix_f32 v10, v0, v1, v2")
         for lane, operands in enumerate(zip(*rows, strict=True)):
-            assert int(machine.v[10][lane]) == fma(*operands, Control(32, rounding))
+            assert int(machine.v[10][lane]) == fma(*operands, 32, Control(32, rounding))
     machine.v[0], machine.v[1] = 0x3F800000, 0x3F801001  # 1 * (1 + a little more than half an f16 unit)
     machine.mode = mode_of(round32=other, round64=rounding)
     machine.run("v_fma_mixlo_f16 v10, v0, v1, 0\nv_fma_mixhi_f16 v10, v0, v1, 0")
-    code = rounded(to_fraction(0x3F801001, 32), 16, rounding, False)
+    code = directed(to_fraction(0x3F801001, 32), 16, rounding, False)
     assert set(machine.v[10].tolist()) == {code | code << 16}
 
 
@@ -329,7 +242,7 @@ ON_A_DENORMAL: dict[str, tuple[int, int, int, int]] = {
 @pytest.mark.parametrize("name", ON_A_DENORMAL)
 def test_one_source_operations_see_a_flushed_denormal_as_zero(name: str) -> None:
     source, result, kept, dropped = ON_A_DENORMAL[name]
-    text = f"{name} {operand(10, result)}, {operand(0, source)}"
+    text = f"{name} {register(10, result)}, {register(0, source)}"
     for denorm in range(4):
         mode = mode_of(denorm32=denorm) if source == 32 else mode_of(denorm64=denorm)
         assert one_source(text, source, result, mode, [1]) == [kept if denorm & 1 else dropped]
@@ -340,13 +253,9 @@ def test_one_source_operations_see_a_flushed_denormal_as_zero(name: str) -> None
 def test_minimum_maximum_median_and_comparison_flush(bits: int, denorm: int) -> None:
     machine = Machine()
     small, smaller = 3, 1 << bits - 1 | 1
-    for register, code in ((0, small), (2, smaller), (4, 0)):
-        if bits == 64:
-            machine.set_row64(register, [code] * 64)
-        else:
-            machine.v[register] = code
+    load(machine, [[small] * 64, [smaller] * 64, [0] * 64], bits)
     machine.mode = mode_of(denorm32=denorm) if bits == 32 else mode_of(denorm64=denorm)
-    a, b, d = operand(0, bits), operand(2, bits), operand(10, bits)
+    a, b, d = register(0, bits), register(2, bits), register(10, bits)
     keep = denorm == 3
 
     def result() -> int:
@@ -383,15 +292,11 @@ def test_division_rounds_in_its_last_step(bits: int, rounding: int) -> None:
     control = Control(bits, rounding)
     shift = Fraction(2) ** (-64 if bits == 32 else -128)
     tiny = from_fraction(Fraction(2) ** (-120 if bits == 32 else -1000), bits) | 1
-    text = f"v_div_fmas_f{bits} {operand(10, bits)}, {operand(0, bits)}, {operand(2, bits)}, {operand(4, bits)}"
-    unit = one(bits)
+    text = f"v_div_fmas_f{bits} {register(10, bits)}, {register(0, bits)}, {register(2, bits)}, {register(4, bits)}"
+    unit = from_fraction(Fraction(1), bits)
     triples = [(unit | 1, unit | 3, unit), (tiny, unit | 3, tiny), (unit | 1, tiny, 0)]
     for scaled, (a, b, c) in itertools.product((False, True), triples):
-        for register, code in ((0, a), (2, b), (4, c)):
-            if bits == 64:
-                machine.set_row64(register, [code] * 64)
-            else:
-                machine.v[register] = code
+        load(machine, [[code] * 64 for code in (a, b, c)], bits)
         machine.set64(VCC, 2**64 - 1 if scaled else 0)
         machine.mode = mode_of(round32=rounding) if bits == 32 else mode_of(round64=rounding)
         machine.run(text)
@@ -417,7 +322,7 @@ def test_fp16_overflow_saturates_unless_the_infinity_is_true() -> None:
         machine.v[0], machine.v[1], machine.v[2] = 0x7BFF, 0xFC00, 0x477FF000  # 65504, -inf, 65520 as f32
         run = machine.run("v_add_f16 v10, v0, v0\nv_mul_f16 v11, v0, v1\nv_cvt_f16_f32 v12, v2\nv_rcp_f16 v13, v9\n"
                           "v_pk_add_f16 v14, v0, v0\nv_fma_f16 v15, v0, v0, v0\nv_exp_f16 v16, v0")  # fmt: skip
-        got = [int(run.v[register][0]) for register in range(10, 17)]
+        got = [int(run.v[index][0]) for index in range(10, 17)]
         assert got == [0x7BFF, 0xFC00, 0x7BFF, 0x7C00, 0x7BFF, 0x7BFF, 0x7BFF]
 
 
@@ -440,7 +345,7 @@ def test_output_modifiers_flush_and_lose_the_sign_of_zero() -> None:
     machine.v[0], machine.v[1] = 0x80000000, 0x00800000
     machine.mode = 0x1C0  # f32 denormals flushed, no IEEE mode
     machine.run("v_mul_f32 v10, 1.0, v0\nv_mul_f32 v11, 1.0, v0 mul:2\nv_mul_f32 v12, 1.0, v1 div:2")
-    assert [int(machine.v[register][0]) for register in (10, 11, 12)] == [0x80000000, 0, 0]
+    assert [int(machine.v[index][0]) for index in (10, 11, 12)] == [0x80000000, 0, 0]
 
 
 def test_clamp_passes_nan_without_dx10_clamp() -> None:
@@ -451,11 +356,11 @@ def test_clamp_passes_nan_without_dx10_clamp() -> None:
             "v_fma_mixlo_f16 v16, v0, 1.0, 0 clamp")  # fmt: skip
     machine.mode = MODE_DEFAULT
     machine.run(text)
-    assert [int(machine.v[register][0]) for register in (10, 12, 13, 14, 15, 16)] == [0] * 6
+    assert [int(machine.v[index][0]) for index in (10, 12, 13, 14, 15, 16)] == [0] * 6
     machine.mode = MODE_DEFAULT & ~0x100
     machine.run(text)
-    assert all(is_nan(int(machine.v[register][0]), 32) for register in (10, 12, 13, 15))
-    assert all(is_nan(int(machine.v[register][0]), 16) for register in (14, 16))
+    assert all(is_nan(int(machine.v[index][0]), 32) for index in (10, 12, 13, 15))
+    assert all(is_nan(int(machine.v[index][0]), 16) for index in (14, 16))
 
 
 # --- matrix instructions ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 
 from helpers.exec_one import (
@@ -33,7 +34,47 @@ def first_nan(codes: tuple[int, ...], bits: int) -> int | None:
     return next((code | QUIET[bits] for code in codes if is_nan(code, bits)), None)
 
 
-def fma(a: int, b: int, c: int, bits: int) -> int:
+NEAREST, UP, DOWN, ZERO = range(4)
+
+
+@dataclass(frozen=True)
+class Control:
+    """What MODE asks of results of one width; by default as :data:`helpers.exec_one.MODE_DEFAULT` does."""
+
+    bits: int
+    rounding: int = NEAREST
+    denorm: int = 3
+
+    def read(self, code: int) -> int:
+        """Return an input as the operation sees it."""
+        return code if self.denorm & 1 else flushed(code, self.bits)
+
+    def write(self, value: Fraction, negative_zero: bool) -> int:
+        """Return the code of an exact result."""
+        code = directed(value, self.bits, self.rounding, negative_zero)
+        return code if self.denorm & 2 else flushed(code, self.bits)
+
+
+def flushed(code: int, bits: int) -> int:
+    """Return a denormal as the zero of its sign."""
+    return code if code & INFINITY[bits] else code & 1 << bits - 1
+
+
+def directed(value: Fraction, bits: int, rounding: int, negative_zero: bool) -> int:
+    """Round to a neighbour: the one below in size first, then one code further if the direction says so."""
+    if rounding == NEAREST or value == 0:
+        return from_fraction(value, bits, negative_zero)
+    negative = (1 << bits - 1) if value < 0 else 0
+    code = from_fraction(abs(value), bits)
+    if is_infinite(code, bits) or to_fraction(code, bits) > abs(value):
+        code -= 1
+    outward = rounding == (DOWN if negative else UP)
+    return negative | (code + 1 if outward and to_fraction(code, bits) != abs(value) else code)
+
+
+def fma(a: int, b: int, c: int, bits: int, control: Control | None = None) -> int:
+    control = control or Control(bits)
+    a, b, c = (control.read(code) for code in (a, b, c))
     nan = first_nan((a, b, c), bits)
     if nan is not None:
         return nan
@@ -47,20 +88,19 @@ def fma(a: int, b: int, c: int, bits: int) -> int:
     if is_infinite(c, bits):
         return c
     exact = to_fraction(a, bits) * to_fraction(b, bits) + to_fraction(c, bits)
-    return from_fraction(exact, bits, negative_zero=bool(product_sign and sign(c, bits)))
+    both = product_sign == sign(c, bits)
+    return control.write(exact, bool(product_sign) if both else control.rounding == DOWN)
 
 
-def add(a: int, b: int, bits: int) -> int:
+def add(a: int, b: int, bits: int, control: Control | None = None) -> int:
     one = from_fraction(Fraction(1), bits)
-    return first_nan((a, b), bits) or fma(one, a, b, bits)
+    return first_nan((a, b), bits) or fma(one, a, b, bits, control)
 
 
-def multiply(a: int, b: int, bits: int) -> int:
-    nan = first_nan((a, b), bits)
-    if nan is not None:
-        return nan
+def multiply(a: int, b: int, bits: int, control: Control | None = None) -> int:
     negative = (sign(a, bits) ^ sign(b, bits)) << bits - 1
-    return fma(a, b, negative, bits)  # adding a zero of the product's sign changes nothing
+    # Adding a zero of the product's sign changes nothing.
+    return first_nan((a, b), bits) or fma(a, b, negative, bits, control)
 
 
 def negated(code: int, bits: int) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .small_float_reference import small
+
 FORMATS = ["fp8", "bf8", "fp6", "bf6", "fp4"]
 BITS = {
     "f64": 64,
@@ -26,25 +28,11 @@ BITS = {
 # --- encoders of operand elements, independent of formats.h ----------------------------------------------------------
 
 
-def small_float_values(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray:
-    codes = np.arange(1 << (exponent_bits + mantissa_bits + 1))
-    exponent = codes >> mantissa_bits & ((1 << exponent_bits) - 1)
-    mantissa = codes & ((1 << mantissa_bits) - 1)
-    significand = mantissa + np.where(exponent > 0, 1 << mantissa_bits, 0)
-    value = significand * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa_bits)
-    return np.where(codes >> (exponent_bits + mantissa_bits) & 1, -value, value)
-
-
 def decode_table(element: str, fnuz: bool) -> np.ndarray:
     """The value of every code of an element of at most 8 bits."""
-    if element in ("fp8", "bf8"):
-        names = {("fp8", False): "float8_e4m3fn", ("fp8", True): "float8_e4m3fnuz"}
-        names |= {("bf8", False): "float8_e5m2", ("bf8", True): "float8_e5m2fnuz"}
-        dtype = getattr(torch, names[element, fnuz])
-        return torch.arange(256).to(torch.uint8).view(dtype).to(torch.float64).numpy()
     if element == "i8":
         return np.arange(256).astype(np.uint8).view(np.int8).astype(np.float64)
-    return small_float_values(*{"fp6": (2, 3, 1), "bf6": (3, 2, 3), "fp4": (2, 1, 1)}[element])
+    return small(element, "gfx942" if fnuz else "gfx950").values
 
 
 def random_operand(rng, element: str, shape, fnuz=False, integers=True) -> tuple[np.ndarray, np.ndarray]:
