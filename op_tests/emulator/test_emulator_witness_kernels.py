@@ -1,4 +1,4 @@
-"""Whole kernels that Triton compiled: reductions, scans, transposes, atomics, locks, loops and calls.
+"""Whole kernels that Triton compiled: reductions, scans, transposes, loops and calls.
 
 Arithmetic of single elements is not among them: each instruction has exact tests of its own (test_emulator_exec_*).
 """

@@ -56,45 +56,6 @@ def batched_dot(a_ptr, b_ptr, c_ptr, B: tl.constexpr, M: tl.constexpr, N: tl.con
     tl.store(c_ptr + batch * M * N + m[None, :, None] * N + n[None, None, :], tl.dot(a, b))
 
 
-@triton.jit
-def chained_dots(q_ptr, k_ptr, v_ptr, o_ptr, scale, T: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Attention over one block of queries with a running maximum: a product feeds the next product."""
-    rows, d, ts = tl.arange(0, BLOCK), tl.arange(0, D), tl.arange(0, BLOCK)
-    q = tl.load(q_ptr + rows[:, None] * D + d[None, :])
-    top = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    acc = tl.zeros((BLOCK, D), tl.float32)
-    for start in range(0, T, BLOCK):
-        k = tl.load(k_ptr + (start + ts)[:, None] * D + d[None, :])
-        v = tl.load(v_ptr + (start + ts)[:, None] * D + d[None, :])
-        s = tl.dot(q, tl.trans(k)) * scale
-        new_top = tl.maximum(top, tl.max(s, axis=1))
-        p = tl.exp(s - new_top[:, None])
-        shrink = tl.exp(top - new_top)
-        total = total * shrink + tl.sum(p, axis=1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(v.dtype), v, acc)
-        top = new_top
-    tl.store(o_ptr + rows[:, None] * D + d[None, :], acc / total[:, None])
-
-
-@triton.jit
-def split_k_matmul(
-    a_ptr, b_ptr, c_ptr, M, N, K, SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    rows, cols = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    part = K // SPLIT
-    first = tl.program_id(1) * part
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(0, part, BLOCK_K):
-        ks = first + k + tl.arange(0, BLOCK_K)
-        a = tl.load(a_ptr + rows[:, None] * K + ks[None, :])
-        b = tl.load(b_ptr + ks[:, None] * N + cols[None, :])
-        acc = tl.dot(a, b, acc)
-    tl.atomic_add(c_ptr + rows[:, None] * N + cols[None, :], acc)
-
-
 TORCH_FP8 = {
     GFX950: {"e4": torch.float8_e4m3fn, "e5": torch.float8_e5m2},
     GFX942: {"e4": torch.float8_e4m3fnuz, "e5": torch.float8_e5m2fnuz},
@@ -197,36 +158,6 @@ def batched_problem(arch: str, g: torch.Generator) -> Problem:
     return Problem(args, (1,), {"c_ptr": a.double() @ b.double()})
 
 
-def attention_problem(arch: str, g: torch.Generator, dtype: torch.dtype = torch.bfloat16) -> Problem:
-    t, d, block = 128, 64, 32
-    q, k, v = normal(g, (block, d), dtype), normal(g, (t, d), dtype), normal(g, (t, d), dtype)
-    scale = d**-0.5
-    p = torch.softmax(q.double() @ k.double().T * scale, -1)
-    o = torch.empty((block, d))
-    args = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "scale": scale, "T": t, "D": d, "BLOCK": block}
-    # Probabilities are rounded to the operand dtype (2^-9 for bf16) before the second product; the weighted mean of
-    # |v| bounds the effect, and |v| <= 5 for this many normal samples.
-    return Problem(args, (1,), {"o_ptr": p @ v.double()}, _attention_bound(dtype))
-
-
-def _attention_bound(dtype: torch.dtype):
-    from .base import Approximate
-
-    unit = torch.finfo(dtype).eps / 2
-    return Approximate(relative=0.0, absolute=5 * unit)
-
-
-def split_k_problem(arch: str, g: torch.Generator) -> Problem:
-    m, n, k, split = 16, 64, 256, 4
-    a, b = integers(g, (m, k), torch.bfloat16), integers(g, (k, n), torch.bfloat16)
-    c = torch.zeros((m, n))
-    args = {
-        "a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k, "SPLIT": split,
-        "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32,
-    }  # fmt: skip
-    return Problem(args, (n // 32, split), {"c_ptr": a.double() @ b.double()})
-
-
 def witnesses() -> list[Witness]:
     """Every tl.dot witness."""
     found = [
@@ -295,9 +226,5 @@ def witnesses() -> list[Witness]:
                        num_warps=4),
         Witness("dot_masked_edges", masked_matmul, masked_problem, options={"num_warps": 2}),
         Witness("dot_batched", batched_dot, batched_problem, options={"num_warps": 4}, contains={"": ("mfma",)}),
-        Witness("dot_attention", chained_dots, attention_problem, options={"num_warps": 2},
-                contains={"": ("v_exp_f32", "mfma")}),
-        Witness("dot_split_k_atomic", split_k_matmul, split_k_problem, options={"num_warps": 2},
-                contains={"": ("atomic_add_f32|atomic_pk_add",)}),
     ]  # fmt: skip
     return found + fp8_pairs()

@@ -1,4 +1,4 @@
-"""Data movement: transposes, gathers, masked and unaligned accesses, atomics, calls and loops."""
+"""Data movement: transposes, gathers, masked and unaligned accesses, calls and loops."""
 
 from __future__ import annotations
 
@@ -45,48 +45,12 @@ def gather_lanes(x_ptr, index_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def atomics(x_ptr, add_ptr, max_ptr, min_ptr, and_ptr, or_ptr, xor_ptr, float_ptr, double_ptr, ticket_ptr, N,
-            BLOCK: tl.constexpr):  # fmt: skip
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < N
-    x = tl.load(x_ptr + at, mask=mask)
-    slot = at % 16
-    tl.atomic_add(add_ptr + slot, x, mask=mask)
-    tl.atomic_max(max_ptr + slot, x, mask=mask)
-    tl.atomic_min(min_ptr + slot, x, mask=mask)
-    tl.atomic_and(and_ptr + slot, x, mask=mask)
-    tl.atomic_or(or_ptr + slot, x, mask=mask)
-    tl.atomic_xor(xor_ptr + slot, x, mask=mask)
-    tl.atomic_add(float_ptr + slot, x.to(tl.float32), mask=mask)
-    tl.atomic_add(double_ptr + slot, x.to(tl.float64), mask=mask)
-    old = tl.atomic_add(ticket_ptr, 1)
-    tl.store(ticket_ptr + 1 + old, 7)
-
-
-@triton.jit
-def half_atomics(x_ptr, y_ptr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + tl.program_id(0) * BLOCK + at)
-    tl.atomic_add(y_ptr + at, x)
-
-
-@triton.jit
 def last_block_sums(x_ptr, partial_ptr, count_ptr, y_ptr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     x = tl.load(x_ptr + block * BLOCK + tl.arange(0, BLOCK))
     tl.store(partial_ptr + block, tl.sum(x, axis=0))
     if tl.atomic_add(count_ptr, 1) == BLOCKS - 1:
         tl.store(y_ptr, tl.sum(tl.load(partial_ptr + tl.arange(0, BLOCKS), volatile=True), axis=0))
-
-
-@triton.jit
-def compare_and_swap(lock_ptr, y_ptr, ROUNDS: tl.constexpr):
-    for _ in range(ROUNDS):
-        while tl.atomic_cas(lock_ptr, 0, 1) == 1:
-            pass
-        tl.store(y_ptr, tl.load(y_ptr, volatile=True) + tl.program_id(0) + 1)
-        tl.debug_barrier()
-        tl.atomic_xchg(lock_ptr, 0)
 
 
 @triton.jit
@@ -174,53 +138,12 @@ def gather_lanes_problem(arch: str, g: torch.Generator) -> Problem:
     return Problem(args, (1,), {"y_ptr": x.gather(1, index.long())})
 
 
-def atomics_problem(arch: str, g: torch.Generator) -> Problem:
-    n, block = 700, 256
-    x = torch.randint(-1000, 1000, (n,), generator=g, dtype=torch.int32)
-    slots = [x[slot::16] for slot in range(16)]
-    reduce = lambda op, start: torch.stack([_fold(op, s, start) for s in slots])
-    want = {
-        "add_ptr": torch.stack([s.sum() for s in slots]).int(), "max_ptr": torch.stack([s.max() for s in slots]),
-        "min_ptr": torch.stack([s.min() for s in slots]), "and_ptr": reduce(torch.bitwise_and, -1),
-        "or_ptr": reduce(torch.bitwise_or, 0), "xor_ptr": reduce(torch.bitwise_xor, 0),
-        "float_ptr": torch.stack([s.sum() for s in slots]).float(),
-        "double_ptr": torch.stack([s.sum() for s in slots]).double(),
-        "ticket_ptr": torch.tensor([3, 7, 7, 7, 0]).int(),
-    }  # fmt: skip
-    start = {"max_ptr": -(2**31), "min_ptr": 2**31 - 1, "and_ptr": -1}
-    args = {"x_ptr": x, "N": n, "BLOCK": block}
-    args |= {name: torch.full_like(value, start.get(name, 0)) for name, value in want.items()}
-    return Problem(args, (triton.cdiv(n, block),), want)
-
-
-def _fold(op, values: torch.Tensor, start: int) -> torch.Tensor:
-    result = torch.tensor(start, dtype=values.dtype)
-    for value in values:
-        result = op(result, value)
-    return result
-
-
-def half_atomics_problem(dtype: torch.dtype):
-    def problem(arch: str, g: torch.Generator) -> Problem:
-        x = torch.randint(-4, 5, (4, 128), generator=g).to(dtype)
-        args = {"x_ptr": x, "y_ptr": torch.zeros(128, dtype=dtype), "BLOCK": 128}
-        return Problem(args, (4,), {"y_ptr": x.double().sum(0)})
-
-    return problem
-
-
 def last_block_problem(arch: str, g: torch.Generator) -> Problem:
     x = torch.randint(-100, 100, (8, 256), generator=g, dtype=torch.int32)
     zero = torch.zeros(1, dtype=torch.int32)
     args = {"x_ptr": x, "partial_ptr": torch.zeros(8, dtype=torch.int32), "count_ptr": zero, "y_ptr": zero.clone(),
             "BLOCKS": 8, "BLOCK": 256}  # fmt: skip
     return Problem(args, (8,), {"y_ptr": x.sum().int().reshape(1), "partial_ptr": x.sum(1).int()})
-
-
-def lock_problem(arch: str, g: torch.Generator) -> Problem:
-    zero = torch.zeros(1, dtype=torch.int32)
-    args = {"lock_ptr": zero, "y_ptr": zero.clone(), "ROUNDS": 3}
-    return Problem(args, (6,), {"y_ptr": torch.tensor([3 * 21], dtype=torch.int32)})
 
 
 def bytes_problem(arch: str, g: torch.Generator) -> Problem:
@@ -265,7 +188,6 @@ def witnesses() -> list[Witness]:
     """Every data-movement witness."""
     one, two, four = ({"num_warps": n} for n in (1, 2, 4))
     lds = {"": ("ds_write|ds_store", "ds_read|ds_load")}
-    f16, bf16 = half_atomics_problem(torch.float16), half_atomics_problem(torch.bfloat16)
     return [
         Witness("transpose_f32", transpose, transpose_problem(torch.float32, 64, 128), contains=lds),
         Witness("transpose_bf16_edges", transpose, transpose_problem(torch.bfloat16, 50, 70), contains=lds),
@@ -273,11 +195,7 @@ def witnesses() -> list[Witness]:
         Witness("shuffle_layout", shuffle_layout, shuffle_problem, options=two),
         Witness("gather_rows", gather_rows, gather_rows_problem, options=one),
         Witness("gather_lanes", gather_lanes, gather_lanes_problem, options=two),
-        Witness("atomics", atomics, atomics_problem, options=two, contains={"": ("atomic_add", "atomic_smax")}),
-        Witness("atomics_f16", half_atomics, f16, options=one, contains={"": ("atomic_pk_add_f16",)}),
-        Witness("atomics_bf16", half_atomics, bf16, options=one, contains={"": ("atomic_pk_add_bf16",)}),
         Witness("last_block_sums", last_block_sums, last_block_problem, options=four),
-        Witness("lock", compare_and_swap, lock_problem, options=one, contains={"": ("atomic_cmpswap",)}),
         Witness("strided_bytes", strided_bytes, bytes_problem, options=two),
         Witness("calls", calls, calls_problem, options=two, contains={"": ("s_swappc_b64",)}),
         Witness("collatz", collatz, collatz_problem, options=one),

@@ -1,4 +1,4 @@
-"""Random numbers and selection: Philox dropout, sorts and top-k over several waves."""
+"""Random numbers and selection: Philox dropout, and sorts over several waves."""
 
 from __future__ import annotations
 
@@ -34,20 +34,6 @@ def random_blocks(y_ptr, seed, first, BLOCK: tl.constexpr):
 def sort_keys(x_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr, DESCENDING: tl.constexpr):
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(y_ptr + at, tl.sort(tl.load(x_ptr + at), dim=1, descending=DESCENDING))
-
-
-@triton.jit
-def top_k(x_ptr, value_ptr, index_ptr, N, BLOCK: tl.constexpr, K: tl.constexpr):
-    """The K largest scores of a row with their places: a score's ordered bits above, its place below, sorted as one."""
-    row, at = tl.program_id(0), tl.arange(0, BLOCK)
-    bits = tl.load(x_ptr + row * N + at, mask=at < N, other=float("-inf")).to(tl.int32, bitcast=True)
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
-    best = tl.topk((ordered << 32) | (BLOCK - 1 - at).to(tl.int64), K)
-    high = (best >> 32).to(tl.int32)
-    value = tl.where(high < 0, high ^ 0x7FFFFFFF, high).to(tl.float32, bitcast=True)
-    out = row * K + tl.arange(0, K)
-    tl.store(value_ptr + out, value)
-    tl.store(index_ptr + out, BLOCK - 1 - (best & 0xFFFFFFFF).to(tl.int32))
 
 
 def philox(seed: int, offsets: torch.Tensor) -> torch.Tensor:
@@ -104,19 +90,6 @@ def sort_problem(dtype: torch.dtype, m: int, n: int, descending: bool):
     return problem
 
 
-def top_k_problem(rows: int, n: int, block: int, k: int):
-    def problem(arch: str, g: torch.Generator) -> Problem:
-        # Many ties, of which the first place wins.
-        x = torch.randint(-40, 40, (rows, n), generator=g).float() / 8
-        order = x.sort(dim=1, descending=True, stable=True)
-        args = {"x_ptr": x, "value_ptr": torch.zeros(rows, k), "index_ptr": torch.zeros((rows, k), dtype=torch.int32),
-                "N": n, "BLOCK": block, "K": k}  # fmt: skip
-        want = {"value_ptr": order.values[:, :k], "index_ptr": order.indices[:, :k].int()}
-        return Problem(args, (rows,), want)
-
-    return problem
-
-
 def witnesses() -> list[Witness]:
     """Every witness of random numbers and selection."""
     two, four = {"num_warps": 2}, {"num_warps": 4}
@@ -133,6 +106,4 @@ def witnesses() -> list[Witness]:
                 options={"num_warps": 1}),
         Witness("sort_f16_descending_waves", sort_keys, sort_problem(torch.float16, 1, 512, True), options=two,
                 contains=through_lds),
-        Witness("top_k_of_300", top_k, top_k_problem(4, 300, 512, 8), options=four, contains=through_lds),
-        Witness("top_k_of_128", top_k, top_k_problem(3, 128, 128, 16), options=two),
     ]  # fmt: skip

@@ -198,8 +198,9 @@ def atomic_witness(operation: str, dtype: torch.dtype) -> Witness:
     # LLVM cannot select the exchange of a double through a buffer descriptor; Triton 3.7 cannot translate any.
     plain_pointer = operation == "xchg" and (dtype == torch.float64 or TRITON <= (3, 7))
     knobs = {"use_buffer_ops": False} if plain_pointer else {}
+    pairs = {torch.float16: "atomic_pk_add_f16", torch.bfloat16: "atomic_pk_add_bf16"}
     return Witness(name, kernel, atomic_problem(operation, dtype), options={"num_warps": 2}, knobs=knobs,
-                   contains={"": ("atomic",)}, broken=(plain,))  # fmt: skip
+                   contains={"": (pairs.get(dtype, "atomic"),)}, broken=(plain,))  # fmt: skip
 
 
 def witnesses() -> list[Witness]:
