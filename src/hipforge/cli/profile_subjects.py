@@ -78,14 +78,6 @@ def _grouped_fp8_blocks(tokens: int, n: int, k: int, experts: int, top_k: int) -
     return partial(hipforge.grouped_fp8_linear, a_q, a_scale, w, w_scale, *slots, **linear.keywords)
 
 
-def _mxfp4_gemm(m: int, n: int, k: int) -> partial[Any]:
-    from hipforge.ops.mxfp4_gemm import mxfp4_gemm
-    from hipforge.ops.reference import quantize_mxfp4
-
-    operands = (*quantize_mxfp4(normal(m, k, seed=0)), *quantize_mxfp4(normal(n, k, seed=1)))
-    return partial(mxfp4_gemm, *operands)
-
-
 def _fp8_gemm(op: str) -> Callable[[int, int, int], partial[Any]]:
     def call(m: int, n: int, k: int) -> partial[Any]:
         import torch
@@ -101,29 +93,6 @@ def _fp8_quant(rows: int, columns: int) -> partial[Any]:
 
     x = normal(rows, columns, seed=0)
     return partial(fp8_quant_tensorwise, x, transpose=True)
-
-
-def _fp8_quant_rows(op: str) -> Callable[[int, int], partial[Any]]:
-    return lambda rows, columns: partial(getattr(hipforge, op), normal(rows, columns, seed=0))
-
-
-def _residual_rms(rows: int, columns: int) -> partial[Any]:
-    import torch
-
-    from hipforge.ops.rmsnorm_fp8 import residual_rms
-
-    x, residual = (normal(rows, columns, seed=seed) for seed in (0, 1))
-    weight = normal(columns, seed=2)
-    return partial(residual_rms, x, residual, weight, 1e-5, torch.tensor([0.02]))
-
-
-def _swiglu_fp8(rows: int, columns: int) -> partial[Any]:
-    import torch
-
-    from hipforge.ops.swiglu_fp8 import swiglu_fp8
-
-    gate_up = normal(rows, 2 * columns, seed=0)
-    return partial(swiglu_fp8, gate_up, torch.tensor([0.02]))
 
 
 def _skinny_gemm(m: int, n: int, k: int) -> partial[Any]:
@@ -173,12 +142,7 @@ SUBJECTS |= {
     "grouped_swiglu_mxfp4": Subject(_MOE, (4, 1536, 2880, 8, 2), _grouped_swiglu("mxfp4")),
     "grouped_fp8_blocks": Subject(_MOE, (4, 1536, 4096, 8, 2), _grouped_fp8_blocks),
     "mxfp8_linear": Subject(("M", "N", "K"), (4, 768, 6144), _mxfp8("mxfp8_linear")),
-    "mxfp4_gemm": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_gemm),
     "fp8_quant_tensorwise": Subject(("R", "C"), (256, 512), _fp8_quant),
-    "fp8_quant_rows": Subject(("R", "C"), (16, 6144), _fp8_quant_rows("fp8_quant_rows")),
-    "fp8_quant_blocks": Subject(("R", "C"), (16, 6144), _fp8_quant_rows("fp8_quant_blocks")),
-    "residual_rms": Subject(("R", "C"), (4, 16384), _residual_rms),
-    "swiglu_fp8": Subject(("R", "D"), (4, 6656), _swiglu_fp8),
     "skinny_gemm": Subject(("M", "N", "K"), (8, 2304, 16384), _skinny_gemm),
     "decode_attention_fp8": Subject(("B", "MKV", "HKV", "G", "D"), (4, 2048, 1, 8, 128), _decode_attention_fp8),
     **MORE,

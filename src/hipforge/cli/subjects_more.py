@@ -33,15 +33,24 @@ def _norm(op: str, *, residual: bool = False, static: bool = False) -> Callable[
     return call
 
 
+def _swiglu_fp8(rows: int, columns: int) -> Call:
+    import torch
+
+    return partial(hipforge.swiglu_fp8, normal(rows, 2 * columns, seed=0), torch.tensor([0.02]))
+
+
 def _swiglu_mxfp8(rows: int, columns: int) -> Call:
     return partial(hipforge.swiglu_mxfp8, normal(rows, 2 * columns, seed=0))
 
 
-def _mxfp4_linear(m: int, n: int, k: int) -> Call:
-    from hipforge.ops.reference import quantize_mxfp4
+def _mxfp4(op: str) -> Callable[..., Call]:
+    def call(m: int, n: int, k: int) -> Call:
+        from hipforge.ops.reference import quantize_mxfp4
 
-    operands = (*quantize_mxfp4(normal(m, k, seed=0, scale=0.5)), *quantize_mxfp4(normal(n, k, seed=1, scale=0.1)))
-    return partial(hipforge.mxfp4_linear, *operands)
+        operands = (*quantize_mxfp4(normal(m, k, seed=0, scale=0.5)), *quantize_mxfp4(normal(n, k, seed=1, scale=0.1)))
+        return partial(getattr(hipforge, op), *operands)
+
+    return call
 
 
 def _quantize_mxfp4_linear(m: int, n: int, k: int) -> Call:
@@ -139,15 +148,20 @@ def _fused_moe(tokens: int, n: int, k: int, experts: int, top_k: int) -> Call:
 
 
 MORE: dict[str, Subject] = {
-    "mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4_linear),
+    "mxfp4_gemm": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4("mxfp4_gemm")),
+    "mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _mxfp4("mxfp4_linear")),
     "quantize_mxfp4_linear": Subject(("M", "N", "K"), (4, 2880, 512), _quantize_mxfp4_linear),
     "fused_moe_mxfp8": Subject(("M", "N", "K", "E", "TOPK"), (4, 384, 1024, 8, 2), _fused_moe),
+    "fp8_quant_rows": Subject(ROWS, (16, 6144), _quantise("fp8_quant_rows")),
+    "fp8_quant_blocks": Subject(ROWS, (16, 6144), _quantise("fp8_quant_blocks")),
     "mxfp8_quantize": Subject(ROWS, (32, 6144), _quantise("mxfp8_quantize")),
     "mxfp4_quantize": Subject(ROWS, (32, 6144), _quantise("mxfp4_quantize")),
     "rms_norm": Subject(ROWS, (4, 6144), _norm("rms_norm")),
     "rms_norm_fp8": Subject(ROWS, (4, 6144), _norm("rms_norm_fp8", static=True)),
     "rms_norm_mxfp8": Subject(ROWS, (4, 6144), _norm("rms_norm_mxfp8")),
+    "residual_rms": Subject(ROWS, (4, 16384), _norm("residual_rms", residual=True, static=True)),
     "residual_rms_mxfp8": Subject(ROWS, (4, 6144), _norm("residual_rms_mxfp8", residual=True)),
+    "swiglu_fp8": Subject(("R", "D"), (4, 6656), _swiglu_fp8),
     "swiglu_mxfp8": Subject(("R", "D"), (4, 6656), _swiglu_mxfp8),
     "router_gemm": Subject(("M", "N", "K"), (4, 128, 6144), _router_gemm),
     "topk_gating": Subject(("M", "E", "TOPK"), (4, 128, 8), _topk_gating),
