@@ -56,8 +56,9 @@ def call_costs() -> None:
     launches.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2 + [ctypes.c_void_p]
     addresses = on_gpu[0].data_ptr(), on_gpu[1].data_ptr()
     stream = torch.cuda.current_stream().cuda_stream
-    launch = host_ns(lambda: launches(*addresses, 64, CALLS, stream), 1) / CALLS
-    sys.stdout.write(f"{'a launch alone, in a loop in C++':36} {launch:8.0f} ns\n")
+    alone = "a launch alone, in a loop in C++"
+    launch = host_ns({alone: lambda: launches(*addresses, 64, CALLS, stream)}, 1)[alone] / CALLS
+    sys.stdout.write(f"{alone:36} {launch:8.0f} ns\n")
 
     def triton_launcher() -> Callable[[], object]:
         import triton
@@ -88,6 +89,7 @@ def call_costs() -> None:
     calls: dict[str, Callable[[], Callable[[], object]]] = {
         "hipforge stub": lambda: lambda: stub(*on_gpu, 64, 8),
         "hipforge stub, no launch": lambda: lambda: stub(*on_gpu, -1, 8),
+        "its binding, no launch": lambda: lambda: stub.stub.eager(*on_gpu, -1, 8),
         "emulator's binding, no launch": emulators_binding,
         "hipforge.rms_norm with out": lambda: lambda: hipforge.rms_norm(x, weight, 1e-6, out=y),
         "torch.empty on the CPU, no launch": lambda: lambda: torch.empty(m, n, dtype=torch.bfloat16),
@@ -95,31 +97,36 @@ def call_costs() -> None:
         "Triton launcher, an empty kernel": triton_launcher,
         "torch extension, no launch": extension,
     }
+    ready: dict[str, Callable[[], object]] = {}
     for name, made in calls.items():
         try:
-            took = host_ns(made(), CALLS)
+            ready[name] = made()
+            ready[name]()
         except Exception as error:  # a peer that is not there must not hide the others
             sys.stdout.write(f"{name:36} {type(error).__name__}: {str(error).strip()[-300:]}\n")
-            continue
+    for name, took in host_ns(ready).items():
         beyond = took if "no launch" in name else took - launch
         sys.stdout.write(f"{name:36} {took:8.0f} ns a call on the host, {beyond:6.0f} without the launch\n")
-        sys.stdout.flush()
     for module in loader.loaded():
         how = "built and loaded" if module.built else "loaded from the cache"
         sys.stdout.write(f"{module.name} {how} in {module.seconds * 1e3:.1f} ms\n")
 
 
-def host_ns(call: Callable[[], object], count: int) -> float:
-    """Return the host's nanoseconds of a call, the least of 30 rounds of ``count``."""
-    call()
-    rounds = []
+def host_ns(calls: dict[str, Callable[[], object]], count: int = CALLS) -> dict[str, float]:
+    """Return the host's nanoseconds of each call, the least of 30 rounds of ``count``; the calls take turns.
+
+    A host's speed changes within seconds: only what took turns may be compared.
+    """
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(30):
-        torch.cuda.synchronize()
-        began = time.perf_counter_ns()
-        for _ in range(count):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
             call()
-        rounds.append((time.perf_counter_ns() - began) / count)
-    return min(rounds)
+            began = time.perf_counter_ns()
+            for _ in range(count):
+                call()
+            rounds[name].append((time.perf_counter_ns() - began) / count)
+    return {name: min(times) for name, times in rounds.items()}
 
 
 def print_card() -> None:
