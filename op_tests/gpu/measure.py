@@ -86,10 +86,11 @@ def call_costs() -> None:
         on_cpu = operands("cpu")
         return lambda: call(*on_cpu, -1, 8)
 
+    binding = stub.stub.eager
     calls: dict[str, Callable[[], Callable[[], object]]] = {
         "hipforge stub": lambda: lambda: stub(*on_gpu, 64, 8),
         "hipforge stub, no launch": lambda: lambda: stub(*on_gpu, -1, 8),
-        "its binding, no launch": lambda: lambda: stub.stub.eager(*on_gpu, -1, 8),
+        "its binding, no launch": lambda: lambda: binding(*on_gpu, -1, 8),
         "emulator's binding, no launch": emulators_binding,
         "hipforge.rms_norm with out": lambda: lambda: hipforge.rms_norm(x, weight, 1e-6, out=y),
         "torch.empty on the CPU, no launch": lambda: lambda: torch.empty(m, n, dtype=torch.bfloat16),
