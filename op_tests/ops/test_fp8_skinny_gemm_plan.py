@@ -12,7 +12,7 @@ import hipforge
 from hipforge import devices, explain
 from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
-from hipforge.errors import ConfigError, GuardError
+from hipforge.errors import GuardError
 from hipforge.ops.core.dispatch import Choice, clear_decisions
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
@@ -122,24 +122,6 @@ def test_a_column_too_far_from_the_next_is_copied_for_the_kernel_that_splits_k_o
     wide.copy_(b.t().contiguous().view(torch.uint8))
     want = reference(a, b, scale)
     assert torch.equal(hipforge.skinny_gemm(a, wide.view(FORMATS[ARCH]).t(), scale), want)
-
-
-@pytest.mark.parametrize("with_model_us", [True, False])
-def test_tables_from_before_there_was_a_second_kernel_are_read(tmp_path, with_model_us):
-    parameters = list(TUNED.parameters())
-    evidence = [name for name in ("us", "model_us", "stock_us", "best_baseline_us", "err", "source")
-                if with_model_us or name != "model_us"]  # fmt: skip
-    header = ["gfx", "cu_num", "M", "N", "K", *parameters, "use_hip", *evidence]
-    empty = [""] * (len(evidence) - 2)
-    values = [ARCH, CU_COUNT, 3, N, K, *TUNED.parameters().values(), 1, *empty, "0.0002", "model:test"]
-    path = tmp_path / "t.csv"
-    path.write_text("\n".join(",".join(map(str, line)) for line in (header, values)) + "\n")
-    [found] = read_rows(FP8_SKINNY_GEMM, path)
-    assert FAMILY.choice_of(found) == queue(TUNED)
-    values[-1] = "somewhere"
-    path.write_text("\n".join(",".join(map(str, line)) for line in (header, values)) + "\n")
-    with pytest.raises(ConfigError, match="column source must read"):
-        read_rows(FP8_SKINNY_GEMM, path)
 
 
 def test_the_callers_split_k_comes_before_the_table_and_the_rule(table):

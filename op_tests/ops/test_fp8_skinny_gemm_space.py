@@ -11,10 +11,8 @@ import torch
 from hipforge import archs, devices
 from hipforge.errors import ConfigError, GuardError
 from hipforge.ops import fp8_skinny_gemm as ops
-from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import spelled
 from hipforge.ops.core.tuned import read_rows
-from hipforge.ops.fp8_skinny_gemm.family import FAMILY
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.raw import FORMATS
 from hipforge.ops.fp8_skinny_gemm.space import (
@@ -116,68 +114,30 @@ def test_the_queue_fills_lds_to_the_last_slot():
             assert "LDS" in refusal(dataclasses.replace(one, qsize=fits + 1), arch, K)
 
 
-def read(tmp_path, arch, columns, header=FP8_SKINNY_GEMM.header, k=K):
+def read(tmp_path, arch, *columns, k=K):
     path = tmp_path / "t.csv"
     row = [arch, 304, 8, 2304, k, *columns, 1, "", "", "", "", "0.0002", "model:test"]
-    path.write_text(",".join(header) + "\n" + ",".join(map(str, row)) + "\n")
+    path.write_text(",".join(FP8_SKINNY_GEMM.header) + "\n" + ",".join(map(str, row)) + "\n")
     return read_rows(FP8_SKINNY_GEMM, path)[0]
-
-
-def former(*names):
-    key = "gfx", "cu_num", "M", "N", "K"
-    return (*key, *names, "use_hip", "us", "model_us", "stock_us", "best_baseline_us", "err", "source")
-
-
-QUEUE_COLUMNS = tuple(Configuration().parameters())
-BOTH = former("kernel", "rows", "columns", "waves", *QUEUE_COLUMNS)
 
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED)
 def test_a_row_of_the_table_is_held_to_the_same_rules(change, reason, tmp_path):
     values = dataclasses.replace(Configuration(), **change).parameters()
-    for columns, header in (
-        (("skinny_gemm_fp8", spelled(values)), FP8_SKINNY_GEMM.header),
-        (("queue", 0, 0, 0, *values.values()), BOTH),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            read(tmp_path, "gfx942", columns, header)
-        assert str(caught.value).startswith(f"{tmp_path}/t.csv:2: ")
-        assert reason in str(caught.value) or min(values.values()) < 1  # which a column's own minimum refuses first
-
-
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        (("wave_split", 8, 8, 4, 0, 0, 0, 0, 0, 0, 0, 0, 3), "split_k must be 1, 2, 4 or 8 work-groups; got 3"),
-        (("wave_split", 8, 64, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1), "columns must be a multiple of 8, at most 32 with 8"),
-        (("wave_split", 8, 8, 4, 8, 0, 0, 0, 0, 0, 0, 0, 1), "has 0 in the other kernel's columns; got op_m=8"),
-        (("queue", 8, 0, 0, 8, 1, 2, 4, 2, 6, 2, 4, 1), "a queue row has 0 in the other kernel's columns; got rows=8"),
-        (("gemv", 8, 8, 4, 0, 0, 0, 0, 0, 0, 0, 0, 1), "column kernel must be one of queue, wave_split; got 'gemv'"),
-    ],
-)  # fmt: skip
-def test_a_row_of_the_earlier_format_names_a_kernel_and_only_its_configuration(columns, reason, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path, "gfx942", columns, BOTH)
-    assert reason in str(caught.value)
+        read(tmp_path, "gfx942", "skinny_gemm_fp8", spelled(values))
+    assert str(caught.value).startswith(f"{tmp_path}/t.csv:2: ")
+    assert reason in str(caught.value) or min(values.values()) < 1  # which a column's own minimum refuses first
 
 
-def test_rows_of_earlier_formats_mean_what_they_meant(tmp_path):
-    given = Configuration().parameters()
-    for columns, header in (
-        (("queue", 0, 0, 0, *given.values()), BOTH),
-        (tuple(given.values()), former(*QUEUE_COLUMNS)),
-    ):
-        assert FAMILY.choice_of(read(tmp_path, "gfx942", columns, header)) == Choice("skinny_gemm_fp8", given)
-    row = read(tmp_path, "gfx942", ("wave_split", 8, 16, 4, *[0] * 8, 2), BOTH)
-    want = {"rows": 8, "columns": 16, "waves": 4, "split_k": 2}
-    assert FAMILY.choice_of(row) == Choice("skinny_wave_split", want)
+def test_a_row_with_more_k_than_the_kernel_takes_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="needs K of at most 16777216"):
-        read(tmp_path, "gfx942", ("skinny_wave_split", spelled(want)), k=1 << 25)
+        read(tmp_path, "gfx942", "skinny_wave_split", "rows=8;columns=16;waves=4;split_k=2", k=1 << 25)
 
 
 def test_a_row_for_another_architecture_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"t\.csv:2: column gfx must be one of .*gfx942.*; got .gfx90a"):
-        read(tmp_path, "gfx90a", ("skinny_gemm_fp8", spelled(Configuration().parameters())))
+        read(tmp_path, "gfx90a", "skinny_gemm_fp8", spelled(Configuration().parameters()))
 
 
 @pytest.mark.parametrize("tile", [(8, 1, 2, 4), (8, 3, 2, 4)])

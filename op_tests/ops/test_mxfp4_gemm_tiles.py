@@ -155,23 +155,6 @@ def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "values", "kernel", "given"),
-    (
-        ("m_sub,n_sub,k_splits", "4,4,2", "mxfp4_gemm", {"m_sub": 4, "n_sub": 4, "k_splits": 2}),
-        ("kernel,m_sub,n_sub,k_splits", "waves,1,2,8", "mxfp4_gemm", {"m_sub": 1, "n_sub": 2, "k_splits": 8}),
-        ("kernel,m_sub,n_sub,k_splits", "tiles,4,4,1", "mxfp4_gemm_tiles", {"tile": 64064, "k_splits": 1}),
-    ),
-)
-def test_rows_of_earlier_formats_are_read(columns: str, values: str, kernel: str, given: object, tmp_path) -> None:
-    path = tmp_path / "rows.csv"
-    for evidence, figures in (("us,model_us,stock_us", ",6.1,"), ("us,stock_us", ",")):
-        header = f"gfx,cu_num,M,N,K,{columns},use_hip,{evidence},best_baseline_us,err,source"
-        path.write_text(f"{header}\ngfx950,256,64,768,6144,{values},1,{figures},,0.001,model:test\n")
-        chosen = FAMILY.choice_of(read_rows(TABLE, path)[0])
-        assert chosen.kernel == kernel and dict(chosen.configuration) == given
-
-
-@pytest.mark.parametrize(
     ("row", "message"),
     (
         ("6144,mxfp4_gemm_tiles,tile=64048;k_splits=1", "a row of mxfp4_gemm_tiles needs tile of .* got .*tile=64048"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -145,37 +144,6 @@ def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path: Path) -> None
         path.write_text(path.read_text().replace(",256,1,1,", ",768,1,1,"))
         with pytest.raises(ConfigError, match=r"K a multiple of 128 up to 512; got .*K=768"):
             read_rows(TABLE, path)
-
-
-NAMED = "kernel,block_n,rows,waves"
-
-
-@pytest.mark.parametrize(
-    ("columns", "values", "kernel", "given"),
-    (
-        ("block_n", "8", "mxfp8_grouped_split", {"rows": 32, "waves": 1, "columns": 16}),
-        (NAMED, "smallm,16,0,0", "mxfp8_grouped_split", {"rows": 32, "waves": 1, "columns": 16}),
-        (NAMED, "wave_split,0,16,4", "mxfp8_grouped_split", {"rows": 16, "waves": 4, "columns": 16}),
-        (NAMED, "stream,128,16,1", "mxfp8_grouped_stream", {"columns": 128}),
-        (NAMED, "stream,128,16,2", "", "a stream row needs rows=16 and waves=1; got .*waves=2"),
-        (NAMED, "smallm,4,0,0", "", r"a smallm row needs block_n in \(8, 16\), .*block_n=4"),
-        (NAMED, "wave_split,64,16,4", "", "at most 8 waves, columns / 16 times waves; got .*waves=4"),
-    ),
-)  # fmt: skip
-def test_rows_of_earlier_formats_are_read(columns: str, values: str, kernel: str, given: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    for evidence, figures in (("us,model_us,stock_us", ",6.1,"), ("us,stock_us", ",")):
-        header = (
-            f"gfx,cu_num,M,N,K,a_div,has_weight,{columns},min_experts,use_hip,{evidence},best_baseline_us,err,source"
-        )
-        path.write_text(f"{header}\ngfx950,256,64,768,256,1,1,{values},2,1,{figures},,0.001,model:test\n")
-        if not kernel:
-            with pytest.raises(ConfigError, match=given):
-                read_rows(TABLE, path)
-            continue
-        [row] = read_rows(TABLE, path)
-        chosen = FAMILY.choice_of(row)
-        assert (chosen.kernel, dict(chosen.configuration), row.integer("min_experts")) == (kernel, given, 2)
 
 
 GOOD = exact((2, 0, 2, 1, 2), 3, 37, 256, a_div=1, block_m=8)

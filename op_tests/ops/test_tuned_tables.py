@@ -65,21 +65,6 @@ def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path):
     assert len(read_rows(MXFP8_GEMM, path)) == 1
 
 
-def test_former_formats_mean_what_they_meant(tmp_path):
-    kinds = {
-        "gemv,16,0,0": ("smallm_mxfp8_gemv", "block_n=16"),
-        "mfma,0,2,4": ("smallm_mxfp8_mfma", "n_sub=2;k_splits=4"),
-        "wave_split,0,2,8": ("mxfp8_wave_split", "rows=32;columns=16;waves=8"),
-        "wave_split,36,1,4": ("mxfp8_wave_split", "rows=16;columns=36;waves=4"),
-        "group_split,48,4,2": ("mxfp8_group_split", "rows=64;columns=48;k_splits=2"),
-        "k_packed,8,2,4": ("mxfp8_k_packed", "columns=8;groups=2;waves=4"),
-        "tiles,256,16,1": ("mxfp8_gemm_tiles", "tile=256256;k_splits=1"),
-    }
-    rows = [f"gfx950,256,4,{n + 1},6144,{was},1,,,,0.0016,model:1" for n, was in enumerate(kinds)]
-    read = read_rows(MXFP8_GEMM, write(tmp_path / "t.csv", HEADER, *rows))
-    assert [(row.values["kernel"], row.values["config"]) for row in read] == list(kinds.values())
-
-
 @pytest.mark.parametrize(
     ("kernel", "config", "said"),
     [
