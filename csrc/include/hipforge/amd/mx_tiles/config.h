@@ -76,37 +76,16 @@ struct Config {
   static_assert(!Format::kTakesShuffled || kStep == kShuffledScaleColumns * kMxBlock, "a step is one tile of shuffled scales");
 };
 
-// The tile of a module's variant, rows of X * 1000 + rows of W.
-#if HF_TILE == 256256
-template <class Format>
-using Variant = Config<Format, 2, 4, 4, 2>;
-#elif HF_TILE == 192256
-template <class Format>
-using Variant = Config<Format, 2, 4, 3, 2>;
-#elif HF_TILE == 192128
-template <class Format>
-using Variant = Config<Format, 2, 2, 3, 2>;
-#elif HF_TILE == 128192
-template <class Format>
-using Variant = Config<Format, 2, 2, 2, 3>;
-#elif HF_TILE == 128128
-template <class Format>
-using Variant = Config<Format, 2, 2, 2, 2>;
-#elif HF_TILE == 128064
-template <class Format>
-using Variant = Config<Format, 2, 2, 2, 1>;
-#elif HF_TILE == 64128
-template <class Format>
-using Variant = Config<Format, 2, 2, 1, 2>;
-#elif HF_TILE == 64064
-template <class Format>
-using Variant = Config<Format, 2, 2, 1, 1>;
-#elif HF_TILE == 32064
-template <class Format>
-using Variant = Config<Format, 1, 2, 1, 1>;
-#else
+#ifndef HF_TILE
 #error "build a variant: -DHF_TILE=256256, 192256, 192128, 128192, 128128, 128064, 64128, 64064 or 32064"
 #endif
+
+// The tile of a module's variant, rows of X * 1000 + rows of W: four waves side by side where it is 256 wide, else two.
+constexpr int kTileRows = HF_TILE / 1000, kTileColumns = HF_TILE % 1000;
+constexpr int kTileRowWaves = kTileRows == kTile ? 1 : 2, kTileColumnWaves = kTileColumns == 256 ? 4 : 2;
+template <class Format>
+using Variant = Config<Format, kTileRowWaves, kTileColumnWaves, kTileRows / kTile / kTileRowWaves,
+                       kTileColumns / kTile / kTileColumnWaves>;
 static_assert(Variant<E4m3>::kBlockM * 1000 + Variant<E4m3>::kBlockN == HF_TILE);
 
 }  // namespace hf::tiles
