@@ -1,4 +1,5 @@
-"""Decode attention over pages of any size and heads of 16 to 512; test_decode_attention_kinds has those of whole tiles.
+"""Decode attention over pages of any size and heads of 16 to 512; test_decode_attention_kinds has those of whole tiles,
+and what is alike for both.
 
 Few cases cover each property: a kernel is one code for all head dimensions and page sizes, which meet their borders in
 the lists below. D ends inside a lane's 16 bytes (72, 104), between lanes (80, 96, 112), with a part of 128 columns
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.attention_caches import Cache, case, holding
+from helpers.attention_caches import Cache, case
 from helpers.attention_cases import FP8, lengths, rng
 
 import hipforge
@@ -22,7 +23,7 @@ from hipforge.ops.decode_attention import family, kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
-pytestmark = pytest.mark.gfx942("(float64 and (72 or 512 or int4)) or dominant or leaks or quantising or own_keys")
+pytestmark = pytest.mark.gfx942("(float64 and (72 or 512 or int4)) or leaks or quantising or own_keys")
 
 BF16, F16 = torch.bfloat16, torch.float16
 KERNEL = "decode_attention_gathered"
@@ -73,20 +74,6 @@ def test_a_page_size_changes_no_bit(d):
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
-@pytest.mark.parametrize("kind", ["fp8", "half"])
-@pytest.mark.parametrize("d", [72, 112, 160, 512])
-def test_one_dominant_key_returns_its_value_row_exactly(kind, d):
-    """Every column of K counts, and every column of V has a value of its own place."""
-    v = torch.randint(0, 16, (1, 41, 2, d), generator=rng(d)).float()
-    for position in (0, 33, 40):
-        k = torch.zeros(1, 41, 2, d)
-        k[0, position] = 8.0
-        q = torch.ones(1, 1, 4, d).to(F16)
-        out, lse = holding(kind, k, v, F16).paged(2).attend(q, lengths(41), split_k=1, scale=1.0)
-        assert torch.equal(out[0, 0].float(), v[0, position].repeat_interleave(2, dim=0))
-        assert (lse == 8.0 * d).all()
-
-
 @pytest.mark.parametrize("waves", [1, 2, 4])
 def test_waves_and_splits_over_lengths_around_blocks(waves):
     for d, own in ((40, waves), (136, max(waves, 2)), (264, 3)):
@@ -95,35 +82,6 @@ def test_waves_and_splits_over_lengths_around_blocks(waves):
         got = cache.paged(1).attend(q, seqlens, force_kernel_config={"waves": own, "split_k": 1 + waves // 2})
         cache.check(q, seqlens, got)
         assert not got[0][1].any() and (got[1][1] == -math.inf).all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "d", "split_k"), [("fp8", 96, 2), ("half", 160, 1), ("rows", 512, 1), ("int4", 136, 1)]
-)
-def test_sinks_a_window_and_a_cap_together(kind, d, split_k):
-    """The window leaves tiles out at its begin, whose pages are not read: they are none."""
-    q, dense = case(kind, 2, 3, 1, 2, d, 90, d, num_groups=1)
-    options = {"sinks": torch.tensor([1.0, -2.0]), "window": 40, "softcap": 4.0}
-    cache = dense.paged(8)
-    cache.tables[0, :4] = -1
-    got = cache.attend(q, lengths(90, 20), split_k=split_k, **options)
-    dense.check(q, lengths(90, 20), got, **options)
-
-
-@pytest.mark.parametrize("kind", ["fp8", "rows", "half"])
-def test_sequences_of_unequally_many_tokens(kind):
-    counts = (3, 0, 1, 2)
-    q = torch.randn(6, 4, 72, generator=rng(1)).bfloat16()
-    stored = holding(kind, *(torch.randn(4, 50, 2, 72, generator=rng(seed)) for seed in (2, 3)))
-    starts = torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32)
-    out, lse = stored.paged(1).attend(q, lengths(50, 9, 33, 1), cu_seqlens_q=starts, max_seqlen_q=4, split_k=2)
-    for b, count in enumerate(counts):
-        own, begin = slice(b, b + 1), int(starts[b])
-        if count == 0:
-            continue
-        rows = slice(begin, begin + count)
-        want = stored.part(own).attend(q[None, rows], lengths((50, 9, 33, 1)[b]), split_k=2)
-        assert torch.equal(out[rows], want[0][0]) and torch.equal(lse[:, rows], want[1][0])
 
 
 @pytest.mark.parametrize(("kind", "d"), [("fp8", 72), ("rows", 160), ("half", 96), ("int4", 72)])

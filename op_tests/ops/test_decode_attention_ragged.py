@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -55,15 +56,18 @@ def same(got, want):
         assert torch.equal(one.view(torch.uint8) if one.dtype == FP8 else one, other)
 
 
-@pytest.mark.parametrize("cache", KINDS)
-@pytest.mark.parametrize("d", [64, 128, 192, 256])
+@pytest.mark.parametrize(
+    ("cache", "d", "page_size"),
+    [*product(KINDS, [64, 128, 192, 256], [None]), *product(["fp8", "rows", "half"], [80], [1])],
+)
 @pytest.mark.parametrize("split_k", [1, 3])
-def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, split_k):
+def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, page_size, split_k):
     q, k, v = ragged_case(COUNTS, 2, 3, d, KEYS, seed=d, dtype=torch.float32)
     stored = holding(cache, k, v)
+    whole = stored.paged(page_size) if page_size else stored
     ragged = {"cu_seqlens_q": starts_of(COUNTS), "max_seqlen_q": 5 if split_k == 1 else 16, "split_k": split_k}
     for options in ({}, {"out_format": "mxfp8"}):
-        got = stored.attend(q, lengths(*LENGTHS), **ragged, **options)
+        got = whole.attend(q, lengths(*LENGTHS), **ragged, **options)
         assert got[0].shape == q.shape and got[1].shape == (6, 11)
         given = {"split_k": split_k, **options}
 
@@ -72,7 +76,7 @@ def test_each_sequence_has_the_bits_of_a_call_of_its_own(cache, d, split_k):
 
         same(got, one_by_one(alone, q, COUNTS))
     blind = slice(4, 7)  # the first three of five tokens over two keys
-    out, lse, *_ = stored.attend(q, lengths(*LENGTHS), **ragged)
+    out, lse, *_ = whole.attend(q, lengths(*LENGTHS), **ragged)
     assert not out[blind].any() and (lse[:, blind] == -math.inf).all() and lse[:, 7:9].isfinite().all()
 
 
