@@ -34,7 +34,6 @@ from hipforge.ops.mxfp4_gemm.kernels.tiles import TILED
 from hipforge.ops.mxfp4_gemm.kernels.waves import WAVES
 from hipforge.ops.reference import shuffle_scale, shuffle_weight
 from hipforge.tuning.cases import Cell
-from hipforge.tuning.families.mxfp4_gemm import TUNER
 
 TILE_NUMBERS = tuple(tile_number(tile) for tile in TILED.step_us)
 SMALL = tile_number((64, 64))
@@ -141,17 +140,6 @@ def test_large_problems_get_tiles_and_small_ones_waves() -> None:
 
 def test_past_the_largest_k_of_tiles_waves_are_chosen() -> None:
     assert default_choice(300, 16, (1 << 22) + 32).kernel == WAVES.name
-
-
-def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path) -> None:
-    cell = TUNER.default_cells[0]
-    path = tmp_path / "rows.csv"
-    for choice in FAMILY.choices(cell, "gfx950"):
-        values = TUNER.row_of(choice)
-        row = {"gfx": "gfx950", "cu_num": 256, "M": cell.m, "N": cell.n, "K": cell.k, **values, "use_hip": 1}
-        fields = [str(row.get(name, "")) for name in TABLE.header[:-1]]
-        path.write_text(",".join(TABLE.header) + "\n" + ",".join(fields) + ",model:test\n")
-        assert FAMILY.choice_of(read_rows(TABLE, path)[0]) == choice
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,14 @@ from helpers.mxfp8_grouped_cases import UNTOUCHED, Moe, exact, oracle, random_ow
 import hipforge
 from hipforge import emulator
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear, mxfp8_grouped_stream
-from hipforge.ops.mxfp8_grouped_gemm.family import FAMILY, TABLE
+from hipforge.ops.mxfp8_grouped_gemm.family import TABLE
 from hipforge.ops.mxfp8_grouped_gemm.kernels import stream
+from hipforge.tuning import work
 from hipforge.tuning.families.mxfp8_grouped_gemm import TUNER
+from hipforge.tuning.grouped import MoeCell
+from hipforge.tuning.search import Trial
+from hipforge.tuning.table_writer import merge_rows
 
 MXFP4 = FORMATS["mxfp4"]
 KS = (128, 256, 384, 512)
@@ -132,18 +135,11 @@ def test_weights_of_more_than_2_gib_are_read_to_the_last_expert() -> None:
     assert out[0, -1] == 3 and not out[0, :-1].any()
 
 
-def test_every_candidate_is_a_row_and_comes_back_from_it(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    for columns in stream.COLUMNS:
-        choice = stream.choice(columns)
-        row = {"gfx": "gfx950", "cu_num": 256, "M": 64, "N": 6144, "K": 256, "a_div": 1, "has_weight": 1,
-               **TUNER.row_of(choice), "min_experts": 0, "use_hip": 1}  # fmt: skip
-        fields = [str(row.get(name, "")) for name in TABLE.header[:-1]]
-        path.write_text(",".join(TABLE.header) + "\n" + ",".join(fields) + ",model:test\n")
-        assert FAMILY.choice_of(read_rows(TABLE, path)[0]) == choice
-        path.write_text(path.read_text().replace(",256,1,1,", ",768,1,1,"))
-        with pytest.raises(ConfigError, match=r"K a multiple of 128 up to 512; got .*K=768"):
-            read_rows(TABLE, path)
+def test_a_row_of_another_k_is_refused(tmp_path: Path) -> None:
+    trial = Trial(stream.choice(64), 1e-6, 0.001)
+    row = work.row_for(TUNER, MoeCell(6144, 768, 1, True, 64), ("gfx950", 256), trial, "model:test", None, 3.0)
+    with pytest.raises(ConfigError, match=r"K a multiple of 128 up to 512; got .*K=768"):
+        merge_rows(tmp_path / "rows.csv", TABLE, [row])
 
 
 GOOD = exact((2, 0, 2, 1, 2), 3, 37, 256, a_div=1, block_m=8)

@@ -1,4 +1,7 @@
-"""Every script op_tests/tune_*.py runs: one tiny problem, from the command line to a valid row in a new table."""
+"""Every script op_tests/tune_*.py runs: one tiny problem, from the command line to a valid row in a new table.
+
+Any configuration that a tuner tries can be such a row.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ import pytest
 from hipforge import devices
 from hipforge.cli.tune import TUNERS
 from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
+from hipforge.tuning import work
 from hipforge.tuning.families.fp8_gemm import QUANTIZERS
 from hipforge.tuning.families.gate_up_split import KINDS
 from hipforge.tuning.options import OPTIONS
+from hipforge.tuning.search import Trial
+from hipforge.tuning.table_writer import merge_rows
 
 FOLDER = Path(__file__).resolve().parents[1]
 GEMM = ("--shapes", "64,256", "-m", "1")
@@ -73,3 +79,15 @@ def test_a_script_tunes_into_a_new_table(
     assert row.key[:2] == (devices.current().default_arch, devices.current().cu_count())
     assert str(row.values["source"]).startswith("model:") and row.values["us"] is None
     clear_tables()
+
+
+@pytest.mark.parametrize("family", TUNERS)
+def test_every_candidate_is_a_row_and_comes_back_from_it(family: str, tmp_path: Path) -> None:
+    tuner, path = work.tuner_of(family), tmp_path / "rows.csv"
+    for cell in tuner.default_cells[0], tuner.default_cells[-1]:
+        for choice in tuner.candidates(cell, "gfx950"):
+            trial = Trial(choice, 1e-6, 0.001)
+            row = work.row_for(tuner, cell, ("gfx950", 256), trial, "model:test", None, 3.0)
+            path.unlink(missing_ok=True)
+            merge_rows(path, tuner.family.table, [row])
+            assert tuner.family.choice_of(read_rows(tuner.family.table, path)[0]) == choice
