@@ -154,7 +154,7 @@ def residual_rms_mxfp8_linear(
         (64.0, 2.0)
     """
     result = product_result(x, wq, _BF16, out, bias)
-    total = new_or_given(sum_out, x.shape, x.dtype, x.device)
+    total = new_or_given(sum_out, x.shape, x.dtype, x.device, "sum_out")
     if taken.path == "kernel":
         row_stream_made.mxfp8_row_stream_norm_out(
             result, total, x, residual, norm_weight, wq, w_scale, bias, epsilon, weight_offset,

@@ -82,8 +82,10 @@ residual_rms_dynamic_out = stub(
 def _plan(name: str) -> Callable[..., Decision]:
     def plan(weight_offset: float = 0.0, out_format: str = "rows", e8m0: bool = False, **named: Any) -> Decision:
         require_format(out_format, e8m0)
-        input: Any = named.get("input", named.get("x"))
-        _check(input)
+        called = "input" if "input" in named else "x"
+        input: Any = named[called]
+        require_dtype(called, input, HALVES)
+        require_rank(called, input, 2, "[rows, cols]")
         if not abs(weight_offset) < math.inf:  # a comparison, because torch traces it with a symbolic number
             raise GuardError(f"weight_offset must be finite; got {weight_offset}")
         return plan_kernel(name, input.device)
@@ -505,11 +507,6 @@ def _on_torch(given: _Given, results_of: Callable[[torch.Tensor], _Results]) -> 
     if given.residual is not None:
         given.residual.copy_(r)
     return tuple(results)
-
-
-def _check(input: torch.Tensor) -> None:
-    require_dtype("input", input, HALVES)
-    require_rank("input", input, 2, "[rows, cols]")
 
 
 def _tell_autograd(changed: torch.Tensor | None) -> None:

@@ -263,9 +263,10 @@ def sparse_topk_blocks(
     """
     batch, tokens, groups, _ = scores.shape
     device, int32 = scores.device, torch.int32
-    ids = new_or_given(ids_out, (batch, tokens, groups, topk), int32, device)
-    tables = new_or_given(tables_out, (batch * tokens, groups, topk * block_size // page_size), int32, device)
-    lengths = new_or_given(lengths_out, (batch * tokens, groups), int32, device)
+    ids = new_or_given(ids_out, (batch, tokens, groups, topk), int32, device, "ids_out")
+    width = topk * block_size // page_size
+    tables = new_or_given(tables_out, (batch * tokens, groups, width), int32, device, "tables_out")
+    lengths = new_or_given(lengths_out, (batch * tokens, groups), int32, device, "lengths_out")
     if taken.path == "kernel":
         values, pages, keys = (packed(each, ids, tables, lengths) for each in (scores, block_tables, seqlens))
         numbers = page_size, topk, local_blocks, block_size

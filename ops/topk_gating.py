@@ -148,7 +148,7 @@ def topk_gating(
     """
     shape = logits.shape[0], k + shared_experts
     weights = new_or_given(out, shape, torch.float32, logits.device)
-    ids = new_or_given(ids_out, shape, torch.int32, logits.device)
+    ids = new_or_given(ids_out, shape, torch.int32, logits.device, "ids_out")
     counts = (1, 1) if groups is None or topk_groups is None else (groups, topk_groups)
     arguments = weights, ids, logits, bias, k, scoring == "sigmoid", renormalize, *counts, scale, shared_experts
     if taken.path == "kernel":

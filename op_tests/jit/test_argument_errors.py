@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stress import calls
 
 import hipforge
 from hipforge import devices
@@ -23,144 +25,86 @@ from hipforge.ops.mxfp4_gemm import run_mxfp4
 from hipforge.ops.smallm_gemm_mxfp8 import smallm_mxfp8_gemv, smallm_mxfp8_mfma
 
 BF16 = torch.bfloat16
-T, TOP_K, E, N, K, BLOCK_M = 3, 2, 4, 16, 64, 16
 
 
 def _normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(BF16)
 
 
-def _mxfp8(m: int = 4, n: int = 16) -> dict[str, Any]:
-    (xq, x_scale), (wq, w_scale) = (reference.quantize_mxfp8(_normal(rows, 256)) for rows in (m, n))
-    return {"xq": xq, "x_scale": x_scale, "wq": wq, "w_scale": w_scale}
+def _product(quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]], names: str) -> dict[str, Any]:
+    return dict(zip(names.split(), (*quantize(_normal(4, 256)), *quantize(_normal(16, 256))), strict=True))
 
 
-def _raw() -> dict[str, Any]:
-    names = ("Xq", "Xs", "Wq", "Ws")
-    return {**dict(zip(names, _mxfp8().values(), strict=True)), "out_dtype": BF16}
+def _raw(**numbers: int) -> dict[str, Any]:
+    return {**_product(reference.quantize_mxfp8, "Xq Xs Wq Ws"), "out_dtype": BF16, **numbers}
 
 
-def _mxfp4() -> dict[str, Any]:
-    (xq, x_scale), (wq, w_scale) = (reference.quantize_mxfp4(_normal(rows, 256)) for rows in (4, 16))
-    return {"xq": xq, "x_scale": x_scale, "wq": wq, "w_scale": w_scale}
-
-
-def _grouped() -> dict[str, Any]:
-    a_q, a_scale = reference.quantize_mxfp8(_normal(T, K))
-    w, w_scale = reference.quantize_mxfp8(_normal(E, N, K))
-    slots = hipforge.moe_align_block_size(torch.tensor([[0, 1], [1, 2], [3, 0]]), BLOCK_M, E)
-    operands = {"a_q": a_q, "a_scale": a_scale, "w": w, "w_scale": w_scale, **slots._asdict()}
-    return {
-        **operands, "num_valid_tokens": T * TOP_K, "block_m": BLOCK_M, "a_div": TOP_K,
-        "mul_weight_by": torch.ones(T * TOP_K),
-    }  # fmt: skip
-
-
-def _moe() -> dict[str, Any]:
-    w1, w1_scale = reference.quantize_mxfp8(_normal(E, 64, 64))
-    w2, w2_scale = reference.quantize_mxfp8(_normal(E, 64, 32))
-    weights = {"w1": w1, "w1_scale": w1_scale, "w2": w2, "w2_scale": w2_scale}
-    routing = {"topk_weights": torch.ones(T, TOP_K), "topk_ids": torch.tensor([[0, 1], [1, 2], [3, 0]])}
-    return {"hidden": _normal(T, 64), **weights, **routing, "expert_map": torch.arange(E), "block_m": BLOCK_M}
-
-
-def _norm() -> dict[str, Any]:
-    return {"input": _normal(4, 64), "residual": _normal(4, 64), "weight": _normal(64), "epsilon": 1e-5}
-
-
-CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
-    "mxfp8_gemv": (hipforge.mxfp8_gemv, _mxfp8),
-    "mxfp8_linear": (
-        hipforge.mxfp8_linear,
-        lambda: {**_mxfp8(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)},
+# What is no public op, and what takes operands of these shapes below.
+OTHERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "smallm_mxfp8_gemv": (smallm_mxfp8_gemv, _raw(block_n=8)),
+    "smallm_mxfp8_mfma": (smallm_mxfp8_mfma, _raw(n_sub=1, k_splits=2)),
+    "run_mxfp4": (
+        run_mxfp4, _product(reference.quantize_mxfp4, "xq x_scale wq w_scale") | {"m_sub": 1, "n_sub": 1, "k_splits": 2}
     ),
-    "smallm_mxfp8_gemv": (smallm_mxfp8_gemv, lambda: {**_raw(), "block_n": 8}),
-    "smallm_mxfp8_mfma": (smallm_mxfp8_mfma, lambda: {**_raw(), "n_sub": 1, "k_splits": 2}),
-    "grouped_gemm_mxfp8": (hipforge.grouped_gemm_mxfp8, lambda: {**_grouped(), "top_k": TOP_K, "out_dtype": BF16}),
-    "grouped_mxfp8_linear": (hipforge.grouped_mxfp8_linear, _grouped),
-    "fused_moe_mxfp8": (hipforge.fused_moe_mxfp8, _moe),
-    "moe_align_block_size": (
-        hipforge.moe_align_block_size,
-        lambda: {"topk_ids": torch.tensor([[0, 1]]), "block_m": 16, "num_experts": 4},
-    ),
-    "mxfp4_gemm": (hipforge.mxfp4_gemm, _mxfp4),
-    "mxfp4_linear": (
-        hipforge.mxfp4_linear,
-        lambda: {**_mxfp4(), "bias": _normal(16), "out": torch.empty(4, 16, dtype=BF16)},
-    ),
-    "run_mxfp4": (run_mxfp4, lambda: {**_mxfp4(), "m_sub": 1, "n_sub": 1, "k_splits": 2}),
-    "fp8_quant_tensorwise": (hipforge.fp8_quant_tensorwise, lambda: {"x": _normal(4, 64)}),
-    "residual_rms": (hipforge.residual_rms, lambda: {**_norm(), "scale_tensor": torch.ones(1)}),
-    "residual_rms_mxfp8": (hipforge.residual_rms_mxfp8, _norm),
-    "swiglu_fp8": (hipforge.swiglu_fp8, lambda: {"gate_up": _normal(4, 64), "scale_tensor": torch.ones(1)}),
-    "swiglu_mxfp8": (hipforge.swiglu_mxfp8, lambda: {"gate_up": _normal(4, 64)}),
-    "scaled_mm": (
-        hipforge.scaled_mm,
-        lambda: {
-            "a": _normal(16, 32).to(torch.float8_e4m3fn),
-            "b": _normal(16, 32).to(torch.float8_e4m3fn).t(),
-            "scale_a": torch.ones(()),
-            "scale_b": torch.ones(()),
-        },
-    ),
-    "quantize_mxfp8": (reference.quantize_mxfp8, lambda: {"x": _normal(4, 64)}),
-    "quantize_mxfp4": (reference.quantize_mxfp4, lambda: {"x": _normal(4, 64)}),
-    "mxfp8_mm": (reference.mxfp8_mm, _mxfp8),
-}
-TENSORS = [(op, name) for op, (_, make) in CALLS.items() for name, value in make().items() if torch.is_tensor(value)]
-UNUSED = "top_k"  # accepted because callers pass it
-INTS = [
-    (op, name)
-    for op, (_, make) in CALLS.items()
-    for name, value in make().items()
-    if type(value) is int and name != UNUSED
-]
+    "quantize_mxfp8": (reference.quantize_mxfp8, {"x": _normal(4, 64)}),
+    "quantize_mxfp4": (reference.quantize_mxfp4, {"x": _normal(4, 64)}),
+    "mxfp8_mm": (reference.mxfp8_mm, _product(reference.quantize_mxfp8, "xq x_scale wq w_scale")),
+}  # fmt: skip
+PUBLIC = {op.name: op for op in calls.OPS if op.call is None}
+EVERY = [*PUBLIC, *OTHERS]
+
+
+def _made(op: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The op, and arguments of a good call of it, as many as can be."""
+    if op in OTHERS:
+        return OTHERS[op][0], copy.deepcopy(OTHERS[op][1])
+    return calls.function_of(PUBLIC[op]), calls.good_arguments(PUBLIC[op])
 
 
 def _call(op: str, **changed: Any) -> Any:
-    function, make = CALLS[op]
-    return function(**{**make(), **changed})
+    function, arguments = _made(op)
+    return function(**{**arguments, **changed})
 
 
-@pytest.mark.parametrize("op", CALLS)
-def test_the_calls_that_are_spoilt_below_are_good(op: str) -> None:
+def _tensors(op: str) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in _made(op)[1].items() if torch.is_tensor(value)}
+
+
+@pytest.mark.parametrize("op", EVERY)
+def test_what_is_no_tensor_is_refused_under_its_name(op: str) -> None:
     assert _call(op) is not None
+    for name in _tensors(op):
+        said = rf"\b{name.removesuffix('_tensor')}(_tensor)?'? must be (a torch.Tensor|a tensor|one of Tensor, float)"
+        for wrong in ([[1.0]], np.ones((4, 64), dtype=np.float32), "tensor", {"a": 1}):
+            with pytest.raises(GuardError, match=said):
+                _call(op, **{name: wrong})
 
 
-@pytest.mark.parametrize(("op", "name"), TENSORS, ids=str)
-def test_what_is_no_tensor_is_refused_under_its_name(op: str, name: str) -> None:
-    for wrong in ([[1.0]], np.ones((4, 64), dtype=np.float32), "tensor", 3):
-        with pytest.raises(GuardError) as raised:
-            _call(op, **{name: wrong})
-        said = str(raised.value)
-        assert name.removesuffix("_tensor") in said, said
-        assert "must be a torch.Tensor" in said or "must be a tensor" in said, said
-
-
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op, name in TENSORS if len(CALLS[op][1]()) > 1], ids=str)
-def test_one_meta_tensor_among_real_ones_never_gives_a_result(op: str, name: str) -> None:
+@pytest.mark.parametrize("op", EVERY)
+def test_one_meta_tensor_among_real_ones_never_gives_a_result(op: str) -> None:
     # torch takes the fake of an operator as soon as one tensor is meta: the result would be whatever memory held.
-    if sum(torch.is_tensor(value) for value in CALLS[op][1]().values()) == 1:
-        assert _call(op, **{name: CALLS[op][1]()[name].to("meta")})[0].is_meta
-        return
-    try:
-        result = _call(op, **{name: CALLS[op][1]()[name].to("meta")})
-    except (GuardError, RuntimeError):
-        return
-    assert result is None, "None sends the caller to a fallback"
+    tensors = _tensors(op)
+    for name, tensor in tensors.items():
+        try:
+            result = _call(op, **{name: tensor.to("meta")})
+        except (GuardError, RuntimeError):
+            continue
+        if len(tensors) == 1:
+            assert calls.results(result)[0].is_meta
+        else:
+            assert result is None, "None sends the caller to a fallback"
 
 
-@pytest.mark.parametrize(("op", "name"), INTS, ids=str)
-def test_what_is_no_integer_is_refused_under_its_name(op: str, name: str) -> None:
-    for wrong in (2.5, "8", None):
-        with pytest.raises(GuardError, match=name):
-            _call(op, **{name: wrong})
-
-
-@pytest.mark.parametrize("op", ["mxfp8_gemv", "grouped_gemm_mxfp8", "mxfp4_gemm"])
-def test_the_name_of_a_dtype_is_no_dtype(op: str) -> None:
-    with pytest.raises(GuardError, match=r"out_dtype must be a torch.dtype, as torch.bfloat16; got 'bfloat16'"):
-        _call(op, out_dtype="bfloat16")
+@pytest.mark.parametrize("op", EVERY)
+def test_what_is_no_integer_is_refused_under_its_name(op: str) -> None:
+    function, arguments = _made(op)
+    parameters = inspect.signature(function).parameters
+    for name, value in arguments.items():
+        optional = parameters[name].default is None
+        if type(value) is int and name != "top_k":  # accepted because callers pass it
+            for wrong in (2.5, "8", *(() if optional else (None,))):
+                with pytest.raises(GuardError, match=name):
+                    _call(op, **{name: wrong})
 
 
 ODD_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -169,23 +113,22 @@ ODD_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nested": lambda x: torch.nested.nested_tensor([x, x]),
     "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
 }
-PUBLIC = [(op, name) for op, name in TENSORS if hasattr(hipforge, op)]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns about prototypes
-@pytest.mark.parametrize(("op", "name"), PUBLIC, ids=str)
-def test_tensors_without_a_plain_storage_are_refused(op: str, name: str) -> None:
-    good = CALLS[op][1]()[name]
-    made = 0
-    for make in ODD_TENSORS.values():
-        try:
-            odd = make(good)
-        except (RuntimeError, NotImplementedError, IndexError):  # torch has none of this dtype or shape
-            continue
-        made += 1
-        with pytest.raises(GuardError):
-            _call(op, **{name: odd})
-    assert made
+@pytest.mark.parametrize("op", PUBLIC)
+def test_tensors_without_a_plain_storage_are_refused(op: str) -> None:
+    for name, good in _tensors(op).items():
+        made = 0
+        for make in ODD_TENSORS.values():
+            try:
+                odd = make(good)
+            except (RuntimeError, NotImplementedError, IndexError):  # torch has none of this dtype or shape
+                continue
+            made += 1
+            with pytest.raises(GuardError):
+                _call(op, **{name: odd})
+        assert made
 
 
 WRONG_NUMBERS = ("2.5", None, [1], {"a": 1}, 1j, torch.zeros(3))
@@ -204,13 +147,13 @@ def test_what_is_no_number_is_refused_under_its_name(op: str, name: str, wrong: 
 @pytest.mark.parametrize("dtype", [[], {}, "bfloat16", None, 3])
 @pytest.mark.parametrize("op", ["mxfp8_gemv", "mxfp4_gemm", "grouped_gemm_mxfp8", "scaled_mm"])
 def test_a_dtype_that_is_none_is_refused_even_unhashable(op: str, dtype: object) -> None:
-    with pytest.raises(GuardError, match="out_dtype"):
+    with pytest.raises(GuardError, match=r"out_dtype must be a torch\.dtype, as torch\.bfloat16; got"):
         _call(op, out_dtype=dtype)
 
 
 @pytest.mark.parametrize("op", ["mxfp8_linear", "scaled_mm"])
 def test_torch_reads_no_tensor_whose_storage_was_resized(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = CALLS[op][1]()
+    made = _made(op)[1]
     name = next(iter(made))
     if op == "mxfp8_linear":  # K of one block: past the kernel's envelope on a device that runs none
         monkeypatch.setattr(devices, "current", lambda: SimpleNamespace(kind="reference", default_arch="gfx950"))
@@ -227,7 +170,7 @@ def test_torch_reads_no_tensor_whose_storage_was_resized(op: str, monkeypatch: p
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("op", ["grouped_gemm_mxfp8", "grouped_mxfp8_linear"])
 def test_an_output_whose_storage_was_shrunk_is_refused_before_torch_fills_it(op: str, left: int) -> None:
-    out = torch.empty(T * TOP_K, N, dtype=BF16)
+    out = torch.empty_like(_call(op))
     whole = out.untyped_storage().nbytes()
     out.untyped_storage().resize_((whole - 1) * left)
     with pytest.raises(GuardError, match=f"argument 'out' reaches byte {whole} of a storage"):
@@ -260,9 +203,10 @@ def test_an_integer_past_64_bits_is_refused_by_torch_paths_too() -> None:
 
 
 def test_a_layer_without_tokens_is_checked_like_any_other() -> None:
-    empty = {"hidden": _normal(0, 64), "topk_weights": torch.ones(0, TOP_K), "topk_ids": torch.zeros(0, TOP_K).long()}
-    assert _call("fused_moe_mxfp8", **empty).shape == (0, 64)
-    whole = {**_moe(), **empty, "w1_bias": torch.zeros(E, 64), "w2_bias": torch.zeros(E, 64), "out": _normal(0, 64)}
+    made = _made("fused_moe_mxfp8")[1]
+    empty = {name: made[name][:0] for name in ("hidden", "hidden_scale", "topk_weights", "topk_ids", "out")}
+    whole = {**made, **empty, "w1_bias": torch.zeros(2, 64), "w2_bias": torch.zeros(2, 64)}
+    assert hipforge.fused_moe_mxfp8(**whole) is whole["out"]
     for name, value in whole.items():
         if isinstance(value, torch.Tensor):
             sparse = torch.empty(value.shape, dtype=value.dtype, layout=torch.sparse_coo)
@@ -275,9 +219,9 @@ def test_a_layer_without_tokens_is_checked_like_any_other() -> None:
 
 
 def test_a_layer_whose_tokens_choose_no_expert_is_refused() -> None:
-    none = {"topk_weights": torch.ones(T, 0), "topk_ids": torch.zeros(T, 0).long()}
-    with pytest.raises(GuardError, match=r"topk_ids must have at least one choice per token; got shape \(3, 0\)"):
-        _call("fused_moe_mxfp8", **none)
+    given = _tensors("fused_moe_mxfp8")
+    with pytest.raises(GuardError, match=r"topk_ids must have at least one choice per token; got shape \(\d+, 0\)"):
+        _call("fused_moe_mxfp8", **{name: given[name][:, :0] for name in ("topk_weights", "topk_ids")})
 
 
 def _attention(d: int) -> dict[str, Any]:
@@ -318,8 +262,8 @@ def _huge(rows: int) -> dict[str, Callable[[], Any]]:
         "mxfp8_quantize": lambda: hipforge.mxfp8_quantize(x),
         "rms_norm": lambda: hipforge.rms_norm(x, torch.ones(256, dtype=BF16), 1e-5),
         "fused_moe_mxfp8": lambda: _call(
-            "fused_moe_mxfp8", hidden=x[:, :64], topk_ids=torch.zeros(1, 1).long().expand(rows, 1),
-            topk_weights=torch.ones(1, 1).expand(rows, 1),
+            "fused_moe_mxfp8", hidden=x[:, :64], hidden_scale=None, topk_ids=torch.zeros(1, 1).long().expand(rows, 1),
+            topk_weights=torch.ones(1, 1).expand(rows, 1), out=None,
         ),
     }  # fmt: skip
 
@@ -354,12 +298,12 @@ def test_a_gpus_want_of_memory_reads_alike() -> None:
 @pytest.mark.parametrize("op", ["mxfp8_linear", "mxfp4_linear"])
 @pytest.mark.parametrize("start", [0, 16, 40])
 def test_a_bias_in_the_memory_of_the_output_is_refused(op: str, start: int) -> None:
-    out = torch.zeros(4, 16, dtype=BF16)
+    given = _product(getattr(reference, f"quantize_{op.removesuffix('_linear')}"), "xq x_scale wq w_scale")
+    function, out = getattr(hipforge, op), torch.zeros(4, 16, dtype=BF16)
     with pytest.raises(GuardError, match="out is written and must not share memory with bias"):
-        _call(op, out=out, bias=out.view(-1)[start : start + 16])
+        function(**given, out=out, bias=out.view(-1)[start : start + 16])
     both = torch.zeros(80, dtype=BF16)
-    beside = _call(op, out=both[:64].view(4, 16), bias=both[64:])
-    assert torch.equal(beside, _call(op, out=out, bias=torch.zeros(16, dtype=BF16)))
+    assert torch.equal(function(**given, out=both[:64].view(4, 16), bias=both[64:]), function(**given))
 
 
 def test_messages_hold_no_control_characters_but_line_breaks_and_tabs() -> None:
@@ -369,7 +313,7 @@ def test_messages_hold_no_control_characters_but_line_breaks_and_tabs() -> None:
 
 
 def test_an_out_that_requires_grad_is_refused_on_every_path() -> None:
-    out = torch.empty(4, 16, dtype=BF16, requires_grad=True)
+    out = torch.empty_like(_call("mxfp8_linear")).requires_grad_()
     with pytest.raises(GuardError, match="out is written and requires grad"):
         _call("mxfp8_linear", out=out)
     with torch.no_grad():
@@ -377,28 +321,31 @@ def test_an_out_that_requires_grad_is_refused_on_every_path() -> None:
 
 
 def test_buffers_of_a_sorting_beyond_int32_are_refused_before_they_are_allocated() -> None:
-    with pytest.raises(GuardError, match=r"at most 2\^31 - 1, as indices are int32"):
-        _call("moe_align_block_size", num_experts=2**20, block_m=4096)
-    with pytest.raises(GuardError, match="num_experts must be at most 1048576; got 1048577"):
-        _call("moe_align_block_size", num_experts=2**20 + 1, block_m=1)
-    with pytest.raises(GuardError, match="num_experts must be at least 0; got -1"):
-        _call("moe_align_block_size", num_experts=-1)
+    for block_m, experts, said in (
+        (4096, 2**20, r"at most 2\^31 - 1, as indices are int32"),
+        (1, 2**20 + 1, "num_experts must be at most 1048576; got 1048577"),
+        (16, -1, "num_experts must be at least 0; got -1"),
+    ):
+        with pytest.raises(GuardError, match=said):
+            hipforge.moe_align_block_size(torch.tensor([[0, 1]]), block_m, experts)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
 def test_any_integer_is_an_integer_on_torch_paths_too(
     kind: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want = _call("grouped_mxfp8_linear")
+    given = {**_made("grouped_mxfp8_linear")[1], "out": None}
+    want = hipforge.grouped_mxfp8_linear(**given)
     monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
     dispatch.clear_decisions()
-    changed = {"num_valid_tokens": kind(T * TOP_K), "block_m": kind(BLOCK_M), "a_div": kind(TOP_K)}
-    assert torch.equal(_call("grouped_mxfp8_linear", **changed), want)
-    sorted_alone = hipforge.moe_align_block_size(torch.tensor([[0, 1]]), 1, E)
+    changed = {name: kind(given[name]) for name in ("num_valid_tokens", "block_m", "a_div")}
+    assert torch.equal(hipforge.grouped_mxfp8_linear(**{**given, **changed}), want)
     for none in (kind(0), False):
-        assert _call("grouped_mxfp8_linear", num_valid_tokens=none).shape == (0, N)
-    one = {**sorted_alone._asdict(), "num_valid_tokens": 2, "block_m": True, "a_div": 2, "mul_weight_by": None}
-    assert torch.equal(_call("grouped_mxfp8_linear", **one), _call("grouped_mxfp8_linear", **{**one, "block_m": 1}))
+        assert hipforge.grouped_mxfp8_linear(**{**given, "num_valid_tokens": none}).shape == (0, want.shape[1])
+    alone = hipforge.moe_align_block_size(torch.tensor([[0, 1]]), 1, 3)
+    given |= {**alone._asdict(), "num_valid_tokens": 2, "block_m": 1, "a_div": 2, "mul_weight_by": None}
+    one = hipforge.grouped_mxfp8_linear(**given)
+    assert torch.equal(hipforge.grouped_mxfp8_linear(**{**given, "block_m": True}), one)
     dispatch.clear_decisions()
 
 
@@ -437,7 +384,7 @@ def test_a_norm_in_torch_refuses_what_the_kernel_refuses(
     if path == "torch":
         monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
     dispatch.clear_decisions()
-    given = {**CALLS["residual_rms"][1](), **wrong}
+    given = {**_made("residual_rms")[1], **wrong}
     if given.pop("alias", None):
         given["next_buffer"] = given["residual"]
     with pytest.raises(GuardError, match=said):
@@ -450,7 +397,7 @@ def test_a_norm_in_torch_refuses_what_the_kernel_refuses(
 
 def test_routing_weights_are_floating_point() -> None:
     with pytest.raises(GuardError, match=r"topk_weights must be floating point; got int64"):
-        _call("fused_moe_mxfp8", topk_weights=torch.ones(T, TOP_K, dtype=torch.int64))
+        _call("fused_moe_mxfp8", topk_weights=_tensors("fused_moe_mxfp8")["topk_weights"].long())
 
 
 def test_a_tensor_of_one_integer_chooses_a_variant_like_the_integer() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from stress import calls
+from stress.calls import good_arguments
 from stress.case import Arguments, Op, Rng
 from stress.quantised import own_fp8
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -55,41 +55,15 @@ SPOILT: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {
 }  # fmt: skip
 
 
-def anything(given: Arguments) -> bool:
-    return True
-
-
-def good(op: Op, accept: Callable[[Arguments], bool] = anything) -> Arguments:
-    """Arguments of a call that returns a result, as many of them given as can be, and of more than one row."""
-    return copy.deepcopy(found_once(op.name)) if accept is anything else searched(op, accept)
-
-
-@functools.cache
-def found_once(name: str) -> Arguments:
-    return searched(OPS[name], anything)
-
-
-def searched(op: Op, accept: Callable[[Arguments], bool]) -> Arguments:
-    best: Arguments = {}
-    most = (0, 0)
-    for number in range(60):
-        given = op.make(Rng(11, number))
-        tensors_in = [value for value in given.values() if isinstance(value, torch.Tensor)]
-        found = len(tensors_in), sum(min(value.shape, default=1) > 1 for value in tensors_in)
-        if all(value.numel() for value in tensors_in) and accept(given) and found > most:
-            best, most = given, found
-    return best
-
-
 def call(op: Op, given: Arguments) -> object:
-    return (op.call or getattr(hipforge, op.name))(**given)
+    return calls.function_of(op)(**given)
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
 @pytest.mark.parametrize("name", OPS)
 def test_memory_that_is_not_what_it_says_is_refused(name: str, spoil: str, path: str) -> None:
     op = OPS[name]
-    given = good(op)
+    given = good_arguments(op)
     names = [key for key, value in given.items() if isinstance(value, torch.Tensor) and key not in op.fixed]
     for decided, (number, argument) in itertools.product((False, True), enumerate(names)):
         if not decided or number == 0:  # one good call serves: what is refused changes no decision
@@ -131,7 +105,7 @@ def over(value: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.writes and name != "moe_align_block_size"])
 def test_what_is_written_shares_no_byte_with_another_argument(name: str, path: str) -> None:
     op = OPS[name]
-    given = good(op, lambda made: any(made.get(each) is not None for each in op.writes))
+    given = good_arguments(op, lambda made: any(made.get(each) is not None for each in op.writes))
     pairs = [
         (written, other)
         for written in op.writes
@@ -160,7 +134,7 @@ def test_what_is_written_shares_no_byte_with_another_argument(name: str, path: s
 
 @pytest.mark.parametrize("name", ["grouped_gemm_mxfp8", "grouped_mxfp8_linear"])
 def test_a_weight_of_another_dtype_is_refused_before_the_output_is_zeroed(name: str, path: str) -> None:
-    given = good(OPS[name], lambda made: made["mul_weight_by"] is not None and made["out"] is not None)
+    given = good_arguments(OPS[name], lambda made: made["mul_weight_by"] is not None and made["out"] is not None)
     given["mul_weight_by"] = given["mul_weight_by"].to(torch.uint8)
     if path == "kernel" or name == "grouped_mxfp8_linear":  # in torch the other one is None
         with pytest.raises(GuardError, match="mul_weight_by must"):
@@ -207,7 +181,7 @@ def test_so_it_is_by_ops_that_are_made_of_others(name: str, number: str, path: s
     freed = torch.ones(1)
     freed.untyped_storage().resize_(0)
     with pytest.raises(GuardError, match=f"argument '{number}' reaches byte 4 of a storage of 0 bytes"):
-        call(OPS[name], {**good(OPS[name]), number: freed})
+        call(OPS[name], {**good_arguments(OPS[name]), number: freed})
 
 
 @pytest.mark.parametrize("number", ["epsilon", "weight_offset"])
@@ -239,7 +213,7 @@ def test_an_output_in_the_memory_of_an_operand_that_is_copied_is_refused(
         )
 
     op = OPS[name]
-    given = good(op, fits)
+    given = good_arguments(op, fits)
     prepare(op, given, decided)
     memory, held = over(given[written], given[copied])
     held = torch.as_strided(held, held.shape, as_columns(held).stride()).copy_(held.clone())
@@ -251,8 +225,10 @@ LAYERS = ("fused_moe_mxfp8", "fused_moe_mxfp4", "fused_moe_fp8")
 
 
 def layer(name: str) -> Arguments:
-    given = good(OPS[name], lambda made: made.get("expert_map") is not None and min(made["topk_ids"].shape) > 1)
-    return given
+    def fits(made: Arguments) -> bool:
+        return made.get("expert_map") is not None and min(made["topk_ids"].shape) > 1
+
+    return good_arguments(OPS[name], fits)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -296,7 +272,7 @@ def test_a_tensor_without_elements_is_refused_for_the_same_bits(
 
 def test_what_has_no_truth_is_refused_before_attention_is_written(path: str) -> None:
     op = OPS["decode_attention_fp8"]
-    given = {**good(op, lambda made: made.get("out") is not None), "return_lse": torch.zeros(2)}
+    given = {**good_arguments(op, lambda made: made.get("out") is not None), "return_lse": torch.zeros(2)}
     before = calls.bits(given["out"])
     with pytest.raises(GuardError, match="return_lse must be True or False"):
         call(op, given)
@@ -311,7 +287,7 @@ def test_an_output_of_another_dtype_is_refused_where_torch_would_convert(path: s
 def test_a_true_number_of_groups_is_one(path: str) -> None:
     op = OPS["decode_attention_splitk"]
     # Of a ragged batch tokens of no sequence stay unwritten.
-    given = good(op, lambda made: made["num_groups"] == 1 and made.get("cu_seqlens_q") is None)
+    given = good_arguments(op, lambda made: made["num_groups"] == 1 and made.get("cu_seqlens_q") is None)
     want = call(op, given)
     got = call(op, {**given, "num_groups": True})
     assert all(map(torch.equal, calls.results(got), calls.results(want)))

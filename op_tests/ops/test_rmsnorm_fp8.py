@@ -317,9 +317,9 @@ GOOD = {
 REFUSED: tuple[tuple[Callable[..., Any], dict[str, Any], str], ...] = (
     (residual_rms, {"input": X.float()}, r"input must be float16 or bfloat16; got float32"),
     (residual_rms_mxfp8, {"input": X.float()}, r"input must be float16 or bfloat16; got float32"),
-    (rms_norm, {"x": X.float()}, r"input must be float16 or bfloat16; got float32"),
+    (rms_norm, {"x": X.float()}, r"x must be float16 or bfloat16; got float32"),
     (residual_rms, {"input": X[0]}, r"input must be \[rows, cols\]; got .*\[64\]"),
-    (rms_norm_mxfp8, {"x": X[0]}, r"input must be \[rows, cols\]; got .*\[64\]"),
+    (rms_norm_mxfp8, {"x": X[0]}, r"x must be \[rows, cols\]; got .*\[64\]"),
     (residual_rms, {"input": X[:, ::2], "residual": RESIDUAL[:, ::2], "weight": WEIGHT[::2]}, "input must be contig"),
     (residual_rms, {"input": torch.empty(2, 0).half(), "residual": torch.empty(2, 0).half(), "weight": WEIGHT[:0]},
      "at least one column"),

@@ -11,13 +11,16 @@ New memory holds NaN, so that a result made of what nothing wrote is wrong.
 from __future__ import annotations
 
 import contextlib
+import copy
 import faulthandler
+import functools
 import inspect
 import math
 import resource
 import threading
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -199,6 +202,24 @@ def results(result: Any) -> tuple[Any, ...]:
 def function_of(op: Op) -> Any:
     """What a call of an op calls."""
     return op.call or getattr(hipforge, op.name)
+
+
+def good_arguments(op: Op, accept: Callable[[Arguments], bool] = bool) -> Arguments:
+    """Arguments of a call that returns a result, as many of them given as can be, and of more than one row."""
+    return copy.deepcopy(_most_given(op, accept))
+
+
+@functools.cache
+def _most_given(op: Op, accept: Callable[[Arguments], bool]) -> Arguments:
+    best: Arguments = {}
+    most = (0, 0)
+    for number in range(60):
+        given = op.make(Rng(11, number))
+        tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
+        found = len(tensors), sum(min(value.shape, default=1) > 1 for value in tensors)
+        if all(value.numel() for value in tensors) and accept(given) and found > most:
+            best, most = given, found
+    return best
 
 
 def _ended(op: Op, good: bool, arguments: Arguments) -> tuple[str, str]:

@@ -20,16 +20,16 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 
 
 def new_or_given(
-    out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device, name: str = "out"
 ) -> torch.Tensor:
-    """Return memory for a result: ``out`` where it is given, and fits, or a new tensor.
+    """Return memory for a result: ``out``, the argument ``name``, where it is given, and fits, or a new tensor.
 
     Raises:
         GuardError: ``out`` is not contiguous, or of another shape, dtype or device.
     """
     if out is None:
         return torch.empty(shape, dtype=dtype, device=device)
-    require_out(out, shape, dtype, device)
+    require_out(out, shape, dtype, device, name)
     return out
 
 
@@ -54,6 +54,8 @@ def new_or_given_mxfp8(
         out = x.new_empty((rows, columns), dtype=fp8_dtypes(x.device)[0])
     if scale_out is None:
         scale_out = x.new_empty((rows, columns // BLOCK), dtype=torch.uint8)
+    else:
+        require_tensor(scale_out=scale_out)  # the kernel has another name for it
     return out, scale_out
 
 

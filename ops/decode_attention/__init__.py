@@ -404,7 +404,7 @@ def decode_attention_splitk(
         require_out(out, q.shape, fp8_dtypes(q.device)[0] if quantised else q.dtype, q.device)
         folded_out = out.view(folded.shape)
     if lse_out is not None:
-        require_out(lse_out, groups, torch.float32, q.device)
+        require_out(lse_out, groups, torch.float32, q.device, "lse_out")
         folded_lse = lse_out.view(*batch, heads, tokens)
     if out_format is not None and scale_out is None:
         scale_out = _new_scales(folded)

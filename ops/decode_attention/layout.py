@@ -359,7 +359,7 @@ def packed_call(
     _check_tables(block_tables, batch)
     require_rank("k", k, 5, f"[1, rows, G, Hq, {layout}]")
     rows = k.shape[1]
-    per_page = rows // batch if page_size is None else page_size
+    per_page = rows // batch if page_size is None else require_int("page_size", page_size)
     if per_page < 1 or rows % per_page or (page_size is None and rows % batch):
         raise GuardError(f"k must hold whole pages of {per_page} rows; got {rows} rows")
 

@@ -72,7 +72,7 @@ def decode_attention(
     if out_scale is not None:
         require_device("out_scale", out_scale, q.device)
     if lse_out is not None:
-        require_out(lse_out, lse_shape(q), torch.float32, q.device)
+        require_out(lse_out, lse_shape(q), torch.float32, q.device, "lse_out")
     counts: list[int] | int | None = q.shape[1]
     writes = (out, lse_out, scale_out, workspace)
     if cu_seqlens_q is not None and max_seqlen_q is not None:
