@@ -13,9 +13,10 @@ A layer is, with the residual stream beside it (each line a launch):
     down
                                                (the right half follows the five of attention on the left)
 
-9 launches in a dense layer, 13 in one with experts; torch makes views and allocates. Sparse attention adds two once a
-sequence has more keys than its blocks hold: scores of blocks and their choice. Its index queries and keys are part of
-the first projection and of the launch that stores k and v.
+9 launches in a dense layer, 13 in one with experts; torch makes views and allocates. Where GPUs share the layers, the
+norms also add up their parts. Sparse attention adds two launches once a sequence has more keys than its blocks hold:
+scores of blocks and their choice. Its index queries and keys are part of the first projection and of the launch that
+stores k and v.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ from typing import Any
 import torch
 import torch.distributed
 
-from hipforge import residual_rms_mxfp8, rms_norm_mxfp8, swiglu_mxfp8
-from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache, SparseBlocks
+from hipforge import all_reduce_residual_rms_mxfp8, residual_rms_mxfp8, rms_norm_mxfp8, swiglu_mxfp8
+from hipforge.nn import CacheStep, MXFP8Linear, MXFP8MoE, PagedKVCache, Peers, SparseBlocks
 from hipforge.nn.moe import Activation, Routing
 from hipforge.ops.reference import dequantize_mxfp8
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share a model, each with a part of every product (tensor parallel)."""
+    """This process among those that share a model, each with a part of every product (tensor parallel).
+
+    ``peers``: memory through which norms add up what the GPUs have; without it torch adds up.
+    """
 
     rank: int = 0
     count: int = 1
+    peers: Peers | None = None
 
     def part(self, weight: torch.Tensor, dim: int) -> torch.Tensor:
         """Return this process's part of a weight: rows (dim 0) of what splits its output, columns of what sums it."""
@@ -76,7 +81,7 @@ class Attention(torch.nn.Module):
     def __init__(self, source: torch.nn.Module, index: int, norm: Norm, ranks: Ranks = ALONE) -> None:
         super().__init__()
         config: Any = source.config
-        self.index, self.norm, self.dim, self.ranks = index, norm, source.head_dim, ranks
+        self.index, self.norm, self.dim = index, norm, source.head_dim
         of_k = config.num_key_value_heads // ranks.count
         self.heads: tuple[int, ...] = (config.num_attention_heads // ranks.count, of_k, of_k)
         projections = [source.q_proj, source.k_proj, source.v_proj]
@@ -100,6 +105,7 @@ class Attention(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, x_scale: torch.Tensor, step: CacheStep, cache: PagedKVCache, cos_sin: torch.Tensor
     ) -> torch.Tensor:
+        """Return this process's part of the output."""
         tokens = x.shape[0]
         heads = self.qkv(x, x_scale).view(tokens, sum(self.heads), self.dim)
         q, k, v, *index = heads.split(self.heads, dim=1)
@@ -115,7 +121,7 @@ class Attention(torch.nn.Module):
         heads, scale = cache.attend(
             self.index, rotated, step, sinks=sinks, window=self.window, out_format="mxfp8", **sparse
         )
-        return self.ranks.summed(self.out(heads.view(tokens, -1), scale))
+        return self.out(heads.view(tokens, -1), scale)
 
 
 class DenseMLP(torch.nn.Module):
@@ -123,16 +129,15 @@ class DenseMLP(torch.nn.Module):
 
     wants_copy = False  # of its input in 16 bits
 
-    def __init__(
-        self, gate_up: MXFP8Linear, down: MXFP8Linear, activation: Activation, ranks: Ranks = ALONE
-    ) -> None:
+    def __init__(self, gate_up: MXFP8Linear, down: MXFP8Linear, activation: Activation) -> None:
         super().__init__()
-        self.gate_up, self.down, self.activation, self.ranks = gate_up, down, activation, ranks
+        self.gate_up, self.down, self.activation = gate_up, down, activation
 
     def forward(self, quantized: tuple[torch.Tensor, torch.Tensor], copy: torch.Tensor | None) -> torch.Tensor:
+        """Return this process's part of the output."""
         act = self.activation
         gate_up = self.gate_up(*quantized)
-        return self.ranks.summed(self.down(*swiglu_mxfp8(gate_up, alpha=act.alpha, beta=act.beta, limit=act.limit)))
+        return self.down(*swiglu_mxfp8(gate_up, alpha=act.alpha, beta=act.beta, limit=act.limit))
 
 
 class Experts(torch.nn.Module):
@@ -149,9 +154,11 @@ class Experts(torch.nn.Module):
 class DecoderLayer(torch.nn.Module):
     """Attention and what follows it; x is what the layer before adds to the residual stream, None in the first."""
 
-    def __init__(self, source: torch.nn.Module, attention: Attention, mlp: DenseMLP | Experts, norm: Norm) -> None:
+    def __init__(
+        self, source: torch.nn.Module, attention: Attention, mlp: DenseMLP | Experts, norm: Norm, ranks: Ranks = ALONE
+    ) -> None:
         super().__init__()
-        self.attention, self.mlp, self.norm = attention, mlp, norm
+        self.attention, self.mlp, self.norm, self.ranks = attention, mlp, norm, ranks
         for name in ("input_layernorm", "post_attention_layernorm"):
             self.register_buffer(name, getattr(source, name).weight.detach().to(torch.bfloat16))
 
@@ -163,21 +170,27 @@ class DecoderLayer(torch.nn.Module):
         cache: PagedKVCache,
         cos_sin: torch.Tensor,
     ) -> torch.Tensor:
-        """Return what the layer adds last; ``residual`` is changed in place."""
-        q, scale = added_and_normed(x, residual, self.input_layernorm, self.norm)
+        """Return what the layer adds last, this process's part of it; ``residual`` is changed in place."""
+        q, scale = added_and_normed(x, residual, self.input_layernorm, self.norm, self.ranks)
         x = self.attention(q, scale, step, cache, cos_sin)
         copy = torch.empty_like(residual) if self.mlp.wants_copy else None
-        q, scale = added_and_normed(x, residual, self.post_attention_layernorm, self.norm, copy)
+        q, scale = added_and_normed(x, residual, self.post_attention_layernorm, self.norm, self.ranks, copy)
         return self.mlp((q, scale), copy)
 
 
 def added_and_normed(
-    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, norm: Norm, copy: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add x to residual in place and return the norm of the sum, quantised; ``copy`` takes it in 16 bits."""
+    x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, norm: Norm, ranks: Ranks = ALONE,
+    copy: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Add the processes' x to residual in place and return the norm, quantised; ``copy`` takes it in 16 bits."""
     if x is None:
         return rms_norm_mxfp8(residual, weight, norm.epsilon, weight_offset=norm.offset, also_out=copy)
-    return residual_rms_mxfp8(x, residual, weight, norm.epsilon, weight_offset=norm.offset, also_out=copy)[:2]
+    given: dict[str, Any] = {"weight_offset": norm.offset, "also_out": copy}
+    if ranks.peers is not None:
+        found = all_reduce_residual_rms_mxfp8(x, residual, weight, norm.epsilon, *ranks.peers, **given)
+        if found is not None:  # the rows have room in the peers' memory
+            return found[:2]
+    return residual_rms_mxfp8(ranks.summed(x), residual, weight, norm.epsilon, **given)[:2]
 
 
 class Decoder(torch.nn.Module):
@@ -199,7 +212,8 @@ class Decoder(torch.nn.Module):
         x = None
         for layer in self.layers:
             x = layer(x, residual, step, cache, self.cos_sin)
-        return self.ranks.joined(self.head(*added_and_normed(x, residual, self.last_norm, self.norm)))
+        q, scale = added_and_normed(x, residual, self.last_norm, self.norm, self.ranks)
+        return self.ranks.joined(self.head(q, scale))
 
     def make_cache(self, tokens: int, page_size: int = 16) -> PagedKVCache:
         """Return a cache for so many tokens in all."""
@@ -245,8 +259,8 @@ def from_qwen3(source: Any, ranks: Ranks = ALONE) -> Decoder:
     for index, layer in enumerate(source.model.layers):
         mlp = layer.mlp
         gate_up, down = fused_linear(mlp.gate_proj, mlp.up_proj, ranks=ranks), ranks.part(mlp.down_proj.weight, 1)
-        dense = DenseMLP(gate_up, linear(down), Activation(), ranks)
-        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm, ranks), dense, norm))
+        dense = DenseMLP(gate_up, linear(down), Activation())
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm, ranks), dense, norm, ranks))
     return Decoder(source, layers, norm, ranks)
 
 

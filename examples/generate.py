@@ -10,7 +10,7 @@ the dequantised weights in float32, and the distance of the logits is printed: w
 cost.
 
 With ``--tp`` the processes of torchrun share Qwen3: each has a part of every product, and two sums over all processes
-(NCCL on GPUs, gloo on the emulator) make a layer whole. The first process then computes the same sequence alone.
+make a layer whole: in the norms on GPUs, by gloo on the emulator. The first process then computes the same alone.
 
 MiniMax-M3's sparse layers attend to blocks of keys that an indexer chooses: 16 blocks of 128 keys in the model, so
 that it chooses from 2,049 tokens on, 2 blocks of 16 here. With ``--prompt`` of more than 1,024 tokens the numbers are
@@ -30,7 +30,7 @@ from decoder import ALONE, FROM, Decoder, Ranks, from_qwen3, read_back
 from rich.progress import Progress
 
 from hipforge import argmax, devices, emulator
-from hipforge.nn import CacheStep, PagedKVCache
+from hipforge.nn import CacheStep, PagedKVCache, Peers
 
 PROMPT = 40
 LONG = 1024  # tokens from which MiniMax-M3's blocks have the model's size
@@ -182,7 +182,8 @@ def ranks_of(tp: int, model: str) -> Ranks:
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
-    return Ranks(torch.distributed.get_rank(), tp)
+    peers = Peers.of_group(MOST_CHUNK, configuration(model).hidden_size) if on_gpu else None
+    return Ranks(torch.distributed.get_rank(), tp, peers)
 
 
 def compare_with_one(source: Any, logits: torch.Tensor, sequence: torch.Tensor, generated: int) -> None:

@@ -24,9 +24,12 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from helpers.peer_parts import deliver
+
 import hipforge
 from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, test_mxfp8_grouped_gemm
 from hipforge.jit import demangle, obtain
+from hipforge.nn import Peers
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
@@ -77,6 +80,20 @@ def norms(dtype: torch.dtype) -> None:
                     hipforge.swiglu_mxfp8(each, interleaved=interleaved, alpha=1.7, beta=1.0, limit=7.0)
             for form in FORMS:
                 hipforge.swiglu_fp8_dynamic(gate_up, interleaved=interleaved, **form)
+
+
+def sums(dtype: torch.dtype) -> None:
+    """Calls of one rank, for which the others' parts are there already."""
+    for ranks, columns in itertools.product((1, 2, 3, 4, 5, 8), (96, 4096, 8192, 16384)):
+        parts, weight = [rows(dtype, 2, columns) for _ in range(ranks)], rows(dtype, columns)
+        own = Peers.on_one_device(ranks, 3, columns, DEVICE)[ranks // 2]
+        norms = hipforge.all_reduce_residual_rms, hipforge.all_reduce_residual_rms_mxfp8
+        for number, op in enumerate((hipforge.all_reduce, *norms), 1):
+            for sender, part in enumerate(parts):
+                if sender != own.rank:
+                    deliver(own, sender, part, number)
+            more = () if op is hipforge.all_reduce else (parts[0].clone(), weight, 1e-6)
+            op(parts[own.rank], *more, *own)
 
 
 def quantisers(dtype: torch.dtype) -> None:
@@ -298,7 +315,7 @@ def parts() -> dict[str, Callable[[], None]]:
             found[f"{call.__name__}-{name}"] = partial(call, dtype)
         if dtype == torch.float32:
             continue
-        for call in (norms, rotation):
+        for call in (norms, sums, rotation):
             found[f"{call.__name__}-{name}"] = partial(call, dtype)
         caches = {"fp8": torch.float8_e4m3fn, "rows": torch.uint8, "half": dtype, "int4": torch.int32}
         found |= {f"attention-{name}-{kind}": partial(attention, cache, dtype) for kind, cache in caches.items()}

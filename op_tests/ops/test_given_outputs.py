@@ -52,7 +52,7 @@ def test_it_comes_back_itself_whatever_the_inputs_are(name: str, path: str) -> N
         if results:
             break
     none_in_torch = ("mxfp8_gemm", "grouped_gemm_mxfp8", "grouped_gemm_fp8", "grouped_gemm_mxfp4", "fp8_gemm")
-    assert results or (path == "torch" and name in none_in_torch)
+    assert results or (path == "torch" and (name in none_in_torch or name.startswith("all_reduce")))
     wanted = [out for out in OUTS if out in _parameters(op)]
     for changed in (None, *inputs):
         given = copy.deepcopy(arguments)

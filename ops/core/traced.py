@@ -99,13 +99,14 @@ def traced_call(
     def traced(*args: Any, **kwargs: Any) -> Any:
         values = {**dict(zip(names, args)), **kwargs}  # noqa: B905
         given = [values.pop(each) for each in outs]
-        if may_be_none:
+        numbers = [each for each in floats if is_symbolic(values.get(each))]
+        if may_be_none:  # whatever numbers are that change from call to call
             m = [values[each].shape[0] for each in names_in if each in rows][:1]
-            parts = tuple([(each, _constant(value, each in rows)) for each, value in values.items()])
+            known = {**values, **dict.fromkeys(numbers, 0.0)}
+            parts = tuple([(each, _constant(value, each in rows)) for each, value in known.items()])
             ranges = _accepted_rows(name, parts)
             if not (ranges if not m else any([low <= m[0] <= high for low, high in ranges])):  # noqa: C419
                 return None
-        numbers = [each for each in floats if is_symbolic(values.get(each))]
         if numbers:
             values |= {"numbers": _as_tensor([values[each] for each in numbers]), "numbers_of": " ".join(numbers)}
             values |= dict.fromkeys(numbers, 0.0)

@@ -72,6 +72,9 @@ if TYPE_CHECKING:
     from hipforge.jit.compile_ops import compile_ops as compile_ops
     from hipforge.nn.prepare import prepare as prepare
     from hipforge.ops import register_operators as register_operators
+    from hipforge.ops.all_reduce import all_reduce as all_reduce
+    from hipforge.ops.all_reduce import all_reduce_residual_rms as all_reduce_residual_rms
+    from hipforge.ops.all_reduce import all_reduce_residual_rms_mxfp8 as all_reduce_residual_rms_mxfp8
     from hipforge.ops.argmax import argmax as argmax
     from hipforge.ops.core.dispatch import explain as explain
     from hipforge.ops.core.invariance import batch_invariant as batch_invariant

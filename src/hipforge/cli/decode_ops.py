@@ -298,6 +298,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
 
     residual, copy, own_logits = new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
     x_part, x, add_parts = model.ranks.summed(new(batch, hidden))
+    peers = model.ranks.peers(batch, hidden)  # through which norms add up
     logits, join = (own_logits, None) if model.ranks.count == 1 else model.ranks.joined(own_logits)
     streams = [residual, new(batch, hidden)]  # the residual stream, and where a fused norm writes the next one
     tokens = new(batch, dtype=torch.int64)
@@ -334,7 +335,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         op(name, "cold", call, lambda: by.nbytes)
 
     def whole() -> None:
-        if model.ranks.count > 1:
+        if model.ranks.count > 1 and peers is None:
             op("sum over GPUs", "torch", add_parts)
 
     def norm(weight: torch.Tensor, first: bool = False, copied: bool = False) -> None:
@@ -343,11 +344,15 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         given["also_out"] = copy if copied else None
         if first:
             op(name, "mall", partial(hipforge.rms_norm_mxfp8, residual, weight, EPSILON, **given))
+        elif peers is not None:
+            call = partial(hipforge.all_reduce_residual_rms_mxfp8, x, streams[0], weight, EPSILON, *peers, **given)
+            op(f"sum over GPUs, {name}", "mall", call)
         else:
             op(name, "mall", partial(hipforge.residual_rms_mxfp8, x, streams[0], weight, EPSILON, **given))
 
     def normed_product(name: str, weight: torch.Tensor, by: Linear, out: torch.Tensor, first: bool = False) -> None:
-        if first or not fused or row_stream_made.norm_refusal(batch, *by.weight.shape) is not None:
+        alone = first or peers is not None or not fused
+        if alone or row_stream_made.norm_refusal(batch, *by.weight.shape) is not None:
             norm(weight, first)
             product(name, normed, by, out)
             return

@@ -1,7 +1,7 @@
 """A model's part on each of several GPUs (tensor parallel), and the sums that make its layers whole again.
 
-The communication is torch's: :func:`torch.distributed.all_reduce`, or the one-shot kernel of its symmetric memory, in
-which every GPU reads the parts of the others.
+They are added up by the norm that follows (:func:`hipforge.all_reduce_residual_rms_mxfp8`), by the one-shot kernel of
+torch's symmetric memory, in which every GPU reads the parts of the others, or by :func:`torch.distributed.all_reduce`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import torch.distributed as dist
 
 from hipforge.cli.decode_step import divided
 from hipforge.errors import ConfigError
+from hipforge.nn import Peers
 
 if TYPE_CHECKING:
     from hipforge.cli.decode_ops import Layer, Linear, Model
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
-Sums = Literal["all_reduce", "one_shot"]
+Sums = Literal["fused", "one_shot", "all_reduce"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,13 @@ class Ranks:
     count: int = 1
     sums: Sums = "all_reduce"
 
+    def peers(self, rows: int, columns: int) -> Peers | None:
+        """Return the memory through which norms add up the processes' rows; None where they do not."""
+        return Peers.of_group(rows, columns) if self.count > 1 and self.sums == "fused" else None
+
     def summed(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Callable[[], object]]:
         """Return where a process writes its part, where the sum will be, and the call that adds the parts up."""
-        if self.count == 1 or self.sums == "all_reduce":
+        if self.count == 1 or self.sums != "one_shot":
             return part, part, lambda: dist.all_reduce(part)
         from torch.distributed import _symmetric_memory
 

@@ -19,6 +19,7 @@ from hipforge.nn.experts import FP8Experts, MXFP4Experts, MXFP8Experts
 from hipforge.nn.fp8_linear import FP8Linear
 from hipforge.nn.linear import MXFP8Linear
 from hipforge.nn.moe import FP8MoE, MXFP4MoE, MXFP8MoE
+from hipforge.ops.peers import Peers
 
 __all__ = [
     "CacheStep",
@@ -31,6 +32,7 @@ __all__ = [
     "MXFP8Linear",
     "MXFP8MoE",
     "PagedKVCache",
+    "Peers",
     "SparseBlocks",
     "convert_to_fp8",
     "convert_to_mxfp8",

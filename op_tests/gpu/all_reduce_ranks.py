@@ -1,0 +1,205 @@
+"""Checks and times of the sums over GPUs: ``torchrun --nproc-per-node 2 op_tests/gpu/all_reduce_ranks.py``.
+
+Every rank checks its own results; the first prints. With ``--measure`` it also prints microseconds of a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from helpers.peer_parts import summed
+
+import hipforge
+from hipforge.nn import Peers
+from hipforge.tuning import timing
+
+EPSILON, MOST_ROWS, MOST_COLUMNS = 1e-6, 64, 16384
+SHAPES = ((1, 4096), (3, 2880), (8, 8192), (64, 4096), (2, 16384), (1, 32), (5, 7168))
+Norm = Callable[..., Any]
+
+
+def parts(seed: int, rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return every rank's part, the same on all ranks."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = rows, columns
+    return [torch.randn(*shape, device="cuda", dtype=dtype, generator=generator) for _ in range(dist.get_world_size())]
+
+
+def same(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise SystemExit(f"rank {dist.get_rank()}: {what}")
+
+
+def pause(rng: random.Random) -> None:
+    """Let the GPU wait for a while that differs from rank to rank."""
+    if rng.random() < 0.5:
+        torch.cuda._sleep(rng.randrange(1, 100_000))
+
+
+def check_calls(peers: Peers, calls: int, seed: int = 0) -> None:
+    """Hold calls of changing shapes, none of which waits for the host, to the ops one by one."""
+    shared, own = random.Random(seed), random.Random(100 * seed + peers.rank)
+    made, wanted = [], []
+    for number in range(calls):
+        (rows, columns), dtype = shared.choice(SHAPES), shared.choice((torch.bfloat16, torch.float16))
+        of = parts(1000 * seed + number, rows, columns, dtype)
+        generator = torch.Generator("cuda").manual_seed(number)
+        residual = torch.randn(rows, columns, device="cuda", dtype=dtype, generator=generator)
+        weight = torch.randn(columns, device="cuda", dtype=dtype, generator=generator)
+        kind, offset = shared.randrange(3), shared.choice((0.0, 1.0))
+        total, kept, mine = summed(of), residual.clone(), of[peers.rank].contiguous()
+        pause(own)
+        with hipforge.programmatic_launch() if number % 2 else torch.no_grad():
+            if kind == 0:
+                got, want = [hipforge.all_reduce(mine, *peers)], [total]
+            elif kind == 1:
+                got = hipforge.all_reduce_residual_rms(mine, residual, weight, EPSILON, *peers, weight_offset=offset)
+                want = hipforge.residual_rms(total, kept, weight, EPSILON, weight_offset=offset)
+            else:
+                also, copy = torch.empty_like(mine), torch.empty_like(mine)
+                got = *hipforge.all_reduce_residual_rms_mxfp8(
+                    mine, residual, weight, EPSILON, *peers, weight_offset=offset, also_out=also
+                ), also
+                want = *hipforge.residual_rms_mxfp8(
+                    total, kept, weight, EPSILON, weight_offset=offset, also_out=copy
+                ), copy
+        made.append((f"call {number}, kind {kind}, {rows} x {columns} of {dtype}", got))
+        wanted.append(want)
+    torch.cuda.synchronize()
+    for (what, got), want in zip(made, wanted, strict=True):
+        require(all(same(one, other) for one, other in zip(got, want, strict=True)), f"{what} has other bits")
+
+
+def check_graph(peers: Peers, replays: int, programmatic: bool) -> None:
+    """Replay a graph of calls whose parts change from replay to replay."""
+    own, rows, columns, layers = random.Random(peers.rank), 2, 4096, 5
+    weight = torch.ones(columns, device="cuda").bfloat16()
+    x, residual = (torch.zeros(rows, columns, device="cuda").bfloat16() for _ in range(2))
+    q = [torch.zeros(rows, columns, device="cuda", dtype=torch.float8_e4m3fn) for _ in range(layers)]
+    scale = [torch.zeros(rows, columns // 32, device="cuda", dtype=torch.uint8) for _ in range(layers)]
+
+    def calls() -> None:
+        for layer in range(layers):
+            hipforge.all_reduce_residual_rms_mxfp8(
+                x, residual, weight, EPSILON, *peers, out=q[layer], scale_out=scale[layer]
+            )
+
+    calls()
+    graph = torch.cuda.CUDAGraph()
+    early = hipforge.programmatic_launch() if programmatic else torch.no_grad()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"), early:
+        calls()
+    for replay in range(replays):
+        of = parts(replay, rows, columns, torch.bfloat16)
+        x.copy_(of[peers.rank])
+        residual.zero_()
+        pause(own)
+        graph.replay()
+        kept, total = torch.zeros_like(residual), summed(of)
+        for layer in range(layers):
+            want, want_scale, _ = hipforge.residual_rms_mxfp8(total, kept, weight, EPSILON)
+            require(
+                same(q[layer], want) and same(scale[layer], want_scale), f"replay {replay}, layer {layer}: other bits"
+            )
+
+
+def check_numbers(peers: Peers) -> None:
+    """Let the count of calls pass 2^32."""
+    dist.barrier()
+    torch.cuda.synchronize()
+    peers.buffer[:, :, 0] = -5
+    torch.cuda.synchronize()
+    dist.barrier()
+    check_calls(peers, 20, seed=7)
+
+
+def measure(peers: Peers, rows: int, columns: int, calls: int = 200) -> dict[str, float]:
+    """Return microseconds of a call in a graph of such calls, by way."""
+    from torch.distributed import _symmetric_memory
+
+    group: Any = dist.group.WORLD
+    x, residual = (torch.zeros(rows, columns, device="cuda").bfloat16() for _ in range(2))
+    weight = torch.ones(columns, device="cuda").bfloat16()
+    shared = _symmetric_memory.empty(rows, columns, dtype=x.dtype, device=x.device)
+    _symmetric_memory.rendezvous(shared.zero_(), group)
+    q = torch.zeros(rows, columns, device="cuda", dtype=torch.float8_e4m3fn)
+    given: dict[str, Any] = {"out": q, "scale_out": torch.zeros(rows, columns // 32, device="cuda", dtype=torch.uint8)}
+    alone = Peers.on_one_device(1, rows, columns, "cuda")[0]
+
+    def norm() -> None:
+        hipforge.residual_rms_mxfp8(x, residual, weight, EPSILON, **given)
+
+    def one_shot() -> None:
+        torch.ops.symm_mem.one_shot_all_reduce_out(shared, "sum", group.group_name, out=x)
+
+    fused = partial(hipforge.all_reduce_residual_rms_mxfp8, x, residual, weight, EPSILON, **given)
+    ways: dict[str, list[Callable[[], object]]] = {
+        "fused": [lambda: fused(*peers)],
+        "fused, one rank": [lambda: fused(*alone)],
+        "sum": [lambda: hipforge.all_reduce(x, *peers, out=shared)],
+        "one_shot": [one_shot],
+        "one_shot, norm": [one_shot, norm],
+        "NCCL": [lambda: dist.all_reduce(x)],
+        "NCCL, norm": [lambda: dist.all_reduce(x), norm],
+        "norm": [norm],
+    }  # fmt: skip
+    found = {}
+    for name, of in ways.items():
+        for early in (False, True):
+            for call in of:
+                call()
+            torch.cuda.synchronize()
+            dist.barrier()
+            with hipforge.programmatic_launch() if early else torch.no_grad():
+                graph = timing.captured(of * calls)
+            dist.barrier()
+            found[f"{name}{', programmatic' if early else ''}"] = timing.replay_us(graph) / calls
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--measure", action="store_true")
+    given = parser.parse_args()
+    import os
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    peers = Peers.of_group(MOST_ROWS, MOST_COLUMNS)
+    say = partial(print, flush=True) if dist.get_rank() == 0 else lambda *text: None
+    check_calls(peers, given.calls)
+    say(f"{given.calls} calls have the bits of the ops one by one")
+    for programmatic in (False, True):
+        check_graph(peers, 50, programmatic)
+    say("replays have them")
+    check_numbers(peers)
+    say("numbers pass 2^32")
+    require(hipforge.all_reduce(torch.ones(65, 32, device="cuda").half(), *peers) is None, "65 rows are not refused")
+    if given.measure:
+        for rows, columns in ((1, 4096), (8, 4096), (64, 4096), (1, 8192)):
+            for name, us in measure(peers, rows, columns).items():
+                say(f"{rows} x {columns}, {name}: {us:.2f} us")
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+    say("all right")
+
+
+if __name__ == "__main__":
+    main()
