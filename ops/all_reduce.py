@@ -23,7 +23,11 @@ from hipforge.ops.core.stub import stub
 from hipforge.ops.peers import CHUNK, HEADER, MAX_RANKS, POLLS, SLOTS, Peers
 
 PUBLIC = ("all_reduce", "all_reduce_residual_rms", "all_reduce_residual_rms_mxfp8")
-EXAMPLES = dict.fromkeys(PUBLIC, "R=1,C=4096")
+EXAMPLES = {
+    "all_reduce": "R=1,C=4096",
+    "all_reduce_residual_rms": "R=1,C=4096",
+    "all_reduce_residual_rms_mxfp8": "R=1,C=4096",
+}
 
 all_reduce_out = stub(
     "all_reduce_out",
