@@ -129,7 +129,7 @@ def all_reduce(
     Example:
         >>> import torch, hipforge
         >>> from hipforge.nn import Peers
-        >>> alone = Peers.on_one_device(1, rows=1, columns=8)[0]
+        >>> alone = Peers.alone(rows=1, columns=8)
         >>> hipforge.all_reduce(torch.ones(1, 8).half(), *alone).tolist()
         [[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]]
     """
@@ -179,7 +179,7 @@ def all_reduce_residual_rms(
     Example:
         >>> import torch, hipforge
         >>> from hipforge.nn import Peers
-        >>> alone = Peers.on_one_device(1, rows=1, columns=8)[0]
+        >>> alone = Peers.alone(rows=1, columns=8)
         >>> x, residual = torch.ones(1, 8).half(), torch.ones(1, 8).half()
         >>> y, _ = hipforge.all_reduce_residual_rms(x, residual, torch.ones(8).half(), 0.0, *alone)
         >>> y[0, 0].item(), residual[0, 0].item()
@@ -237,7 +237,7 @@ def all_reduce_residual_rms_mxfp8(
     Example:
         >>> import torch, hipforge
         >>> from hipforge.nn import Peers
-        >>> alone = Peers.on_one_device(1, rows=1, columns=32)[0]
+        >>> alone = Peers.alone(rows=1, columns=32)
         >>> x, residual = torch.ones(1, 32).half(), torch.ones(1, 32).half()
         >>> weight = torch.ones(32).half()
         >>> q, scale, _ = hipforge.all_reduce_residual_rms_mxfp8(x, residual, weight, 0.0, *alone)
@@ -256,7 +256,7 @@ def all_reduce_residual_rms_mxfp8(
 def example(op: str, rows: int, columns: int) -> functools.partial[Any]:
     """Return a call of an op, of one rank, for ``hipforge profile``."""
     x, residual = torch.randn(rows, columns).bfloat16(), torch.randn(rows, columns).bfloat16()
-    peers = Peers.on_one_device(1, rows, columns)[0]
+    peers = Peers.alone(rows, columns)
     if op == "all_reduce":
         return functools.partial(all_reduce, x, *peers)
     norm = all_reduce_residual_rms if op == "all_reduce_residual_rms" else all_reduce_residual_rms_mxfp8

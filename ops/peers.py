@@ -25,7 +25,7 @@ class Peers(NamedTuple):
     Example:
         >>> import torch, hipforge
         >>> from hipforge.nn import Peers
-        >>> peers = Peers.on_one_device(1, rows=4, columns=4096)[0]
+        >>> peers = Peers.alone(rows=4, columns=4096)
         >>> peers.rank, peers.rows, peers.columns, peers.nbytes
         (0, 4, 4096, 131584)
     """
@@ -61,6 +61,16 @@ class Peers(NamedTuple):
         torch.cuda.synchronize(device)  # zero before another process can know where it is
         handle: Any = _symmetric_memory.rendezvous(buffer, group)
         return cls(buffer, torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device), dist.get_rank(group))
+
+    @classmethod
+    def alone(cls, rows: int, columns: int, device: torch.device | str = "cpu") -> Peers:
+        """Return a group of one rank, whose sums are what it has.
+
+        Raises:
+            GuardError: rows or columns are not in range.
+        """
+        buffer = torch.zeros(1, *_shape(1, rows, columns), dtype=torch.int32, device=device)
+        return cls(buffer, torch.zeros(1, dtype=torch.int64, device=device), 0)
 
     @classmethod
     def on_one_device(

@@ -139,7 +139,7 @@ def measure(peers: Peers, rows: int, columns: int, calls: int = 200) -> dict[str
     _symmetric_memory.rendezvous(shared.zero_(), group)
     q = torch.zeros(rows, columns, device="cuda", dtype=torch.float8_e4m3fn)
     given: dict[str, Any] = {"out": q, "scale_out": torch.zeros(rows, columns // 32, device="cuda", dtype=torch.uint8)}
-    alone = Peers.on_one_device(1, rows, columns, "cuda")[0]
+    alone = Peers.alone(rows, columns, "cuda")
 
     def norm() -> None:
         hipforge.residual_rms_mxfp8(x, residual, weight, EPSILON, **given)

@@ -29,11 +29,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> t
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def alone(rows: int, columns: int) -> Peers:
-    return Peers.on_one_device(1, rows, columns)[0]
-
-
-WEIGHT, ALONE = normal(256, seed=11), alone(16, 256)
+WEIGHT, ALONE = normal(256, seed=11), Peers.alone(16, 256)
 TRACED = {
     "all_reduce": (lambda batch: {"x": normal(batch, 256)}, lambda x: hipforge.all_reduce(x, *ALONE), True),
     "all_reduce_residual_rms": (
@@ -99,7 +95,7 @@ def make(op: str) -> Callable[[Rng], Arguments]:
     def of(rng: Rng) -> Arguments:
         rows, columns, dtype = rng.integer(0, 3), 32 * rng.integer(1, 40), rng.pick(DTYPES)
         x, residual = (torch.randn(rows, columns).to(dtype) for _ in range(2))
-        peers = alone(3, columns + 32 * rng.integer(0, 2))
+        peers = Peers.alone(3, columns + 32 * rng.integer(0, 2))
         given: Arguments = {"x": x, **peers._asdict(), "polls": rng.pick((1, POLLS))}
         if op != "all_reduce":
             given |= {"residual": residual, "weight": torch.randn(columns).to(dtype)}
@@ -214,7 +210,7 @@ def _rank(buffers: torch.Tensor, rank: int, calls: int, done: Any) -> None:
 
 def test_processes_that_share_memory_add_up() -> None:
     ranks, calls = 2, 20
-    hipforge.all_reduce(normal(2, 64), *alone(2, 64))  # is built here, once
+    hipforge.all_reduce(normal(2, 64), *Peers.alone(2, 64))  # is built here, once
     buffers = Peers.on_one_device(ranks, 2, 64)[0].buffer.share_memory_()
     context = multiprocessing.get_context("spawn")
     done = context.Queue()
@@ -254,7 +250,7 @@ def test_special_values_are_added_as_floats() -> None:
 
 
 def test_more_than_the_buffer_holds_is_left_to_torch() -> None:
-    own = alone(2, 64)
+    own = Peers.alone(2, 64)
     assert hipforge.all_reduce(normal(3, 64), *own) is None and hipforge.all_reduce(normal(2, 96), *own) is None
     told = hipforge.explain(hipforge.all_reduce, normal(3, 64), *own)
     assert told.path == "none" and told.reason == "the buffer is for 2 rows of 64 columns; got 3 of 64"
@@ -263,7 +259,7 @@ def test_more_than_the_buffer_holds_is_left_to_torch() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    x, own = normal(1, 64), alone(1, 64)
+    x, own = normal(1, 64), Peers.alone(1, 64)
     two = Peers.on_one_device(2, 1, 64)[0]
     with pytest.raises(GuardError, match="multiple of 8 columns; got 63"):
         hipforge.all_reduce(x[:, :63].contiguous(), *own)
