@@ -35,7 +35,8 @@ class Call(NamedTuple):
     guarded: bool = False
 
 
-def _arguments(op: str, batch: int) -> dict[str, Any]:
+def arguments(op: str, batch: int) -> dict[str, Any]:
+    """The arguments of a call by name."""
     subject = SUBJECTS[op]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -44,13 +45,13 @@ def _arguments(op: str, batch: int) -> dict[str, Any]:
 
 
 def _call(op: str) -> Call:
-    three, five = _arguments(op, 3), _arguments(op, 5)
+    three, five = arguments(op, 3), arguments(op, 5)
     inputs = [name for name, value in three.items() if torch.is_tensor(value) and value.shape != five[name].shape]
     constants = {name: value for name, value in three.items() if name not in inputs}
     grouped = SLOTS[0] in three
 
     def make(batch: int) -> dict[str, torch.Tensor]:
-        given = _arguments(op, batch)
+        given = arguments(op, batch)
         made = {name: given[name] for name in inputs if name not in SLOTS}
         if grouped:
             draws = torch.rand(batch, SIZES["E"], generator=torch.Generator().manual_seed(5))

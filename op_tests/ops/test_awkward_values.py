@@ -2,82 +2,68 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from helpers.rope_cases import case
+from stress import calls
+from stress.case import Op
 
 import hipforge
 from hipforge import GuardError
 from hipforge.ops import reference
 from hipforge.ops.core.fp8 import fp8_dtypes
 
-X, WEIGHT, ONE = torch.ones(2, 64).half(), torch.ones(64).half(), torch.ones(1)
-CACHE = torch.ones(1, 32, 1, 64).to(fp8_dtypes("cpu")[0])
-LENGTHS = torch.tensor([32], dtype=torch.int32)
-CALLS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
-    "rms_norm": (hipforge.rms_norm, {"x": X, "weight": WEIGHT, "epsilon": 1e-5}, ("epsilon", "weight_offset")),
-    "residual_rms": (
-        hipforge.residual_rms,
-        {"input": X, "residual": X.clone(), "weight": WEIGHT, "epsilon": 1e-5, "scale_tensor": ONE},
-        ("epsilon", "weight_offset", "fp8_max"),
-    ),
-    "swiglu_mxfp8": (hipforge.swiglu_mxfp8, {"gate_up": X}, ("alpha", "beta", "limit")),
-    "swiglu_fp8": (hipforge.swiglu_fp8, {"gate_up": X, "scale_tensor": ONE}, ("alpha", "beta", "limit", "fp8_max")),
-    "topk_gating": (hipforge.topk_gating, {"logits": torch.ones(1, 8), "k": 2}, ("scale",)),
-    "decode_attention_fp8": (
-        hipforge.decode_attention_fp8,
-        {"q": torch.ones(1, 1, 2, 64).half(), "k_cache": CACHE, "v_cache": CACHE, "block_tables": None,
-         "seqlens": LENGTHS},
-        ("scale", "softcap", "k_scale", "v_scale"),
-    ),
-}  # fmt: skip
+OPS = {op.name: op for op in calls.OPS if op.call is None}
 
 
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op, made in CALLS.items() for name in made[2]])
-def test_a_number_past_float32_is_refused_under_its_name(op: str, name: str, path: str) -> None:
-    function, given, _ = CALLS[op]
-    function(**given)
-    for wrong in (1e39, 10**300, -1e39):
-        with pytest.raises(GuardError, match=name):
-            function(**{**given, name: wrong})
+def floats(op: Op) -> list[str]:
+    """The parameters that are numbers, or may be."""
+    parameters = inspect.signature(getattr(hipforge, op.name)).parameters
+    return [name for name, each in parameters.items() if "float" in str(each.annotation) or each.annotation == "Scale"]
 
 
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op, made in CALLS.items() for name in made[2]])
+WITH_FLOATS = [name for name, op in OPS.items() if floats(op)]
+
+
+def called(name: str, **changed: object) -> Any:
+    return calls.function_of(OPS[name])(**{**calls.good_arguments(OPS[name]), **changed})
+
+
+@pytest.mark.parametrize("op", WITH_FLOATS)
+def test_what_is_no_number_or_past_float32_is_refused_under_its_name(op: str, path: str) -> None:
+    for name in floats(OPS[op]):
+        for wrong in (1e39, 10**300, -1e39, "2.5", [1], {"a": 1}, 1j, torch.zeros(3)):
+            with pytest.raises(GuardError, match=name):
+                called(op, **{name: wrong})
+
+
+@pytest.mark.parametrize("op", WITH_FLOATS)
 @pytest.mark.parametrize("number", (2**70, -(2**70)))
-def test_an_integer_past_int64_is_the_float_that_it_equals(op: str, name: str, number: int, path: str) -> None:
-    function, given, _ = CALLS[op]
-
+def test_an_integer_past_int64_is_the_float_that_it_equals(op: str, number: int, path: str) -> None:
     def ended(value: float) -> Any:
         try:
-            result = function(**{**copy.deepcopy(given), name: value})  # residual_rms writes its residual
+            result = called(op, **{name: value})
         except GuardError as error:
             return str(error).partition("; got")[0]
-        return [part.float().nan_to_num(7.0) for part in (result if isinstance(result, tuple) else (result,))]
+        return [part.float().nan_to_num(7.0) for part in calls.results(result) if part is not None]
 
-    as_float, as_integer = ended(float(number)), ended(number)
-    assert type(as_float) is type(as_integer)
-    assert all(one == other if isinstance(one, str) else torch.equal(one, other)
-               for one, other in zip(as_float, as_integer, strict=True))  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["epsilon", "weight_offset", "k_scale", "v_scale"])
-def test_rotation_and_cache_refuse_it_too(name: str, path: str) -> None:
-    given = case("fp8")
-    with pytest.raises(GuardError, match=name):
-        hipforge.rope_and_cache(*given.tensors(), **{**given.options, name: 1e39})
+    for name in floats(OPS[op]):
+        as_float, as_integer = ended(float(number)), ended(number)
+        assert type(as_float) is type(as_integer)
+        assert all(one == other if isinstance(one, str) else torch.equal(one, other)
+                   for one, other in zip(as_float, as_integer, strict=True)), name  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "residual_rms"])
 def test_a_number_that_would_become_zero_is_refused(op: str, path: str) -> None:
-    function, given, _ = CALLS[op]
     with pytest.raises(GuardError, match=r"weight_offset must be 0 or at least 1\.4e-45, as float32; got -5e-324"):
-        function(**{**given, "weight_offset": -5e-324})
+        called(op, weight_offset=-5e-324)
     with pytest.raises(GuardError, match=r"epsilon must be 0 or at least 1\.4e-45, as float32; got 1e-50"):
-        function(**{**given, "epsilon": 1e-50})
-    function(**{**given, "epsilon": 0.0})
+        called(op, epsilon=1e-50)
+    called(op, epsilon=0.0)
 
 
 ROWS = {

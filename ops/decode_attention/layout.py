@@ -241,7 +241,7 @@ def scale_tensor(name: str, scale: Scale, device: torch.device) -> torch.Tensor:
         if is_traced("decode_attention"):
             return torch.full((1,), float(scale), dtype=torch.float32, device=device)
         require_in_float32(name, scale)
-        return _constant(float(scale), device)
+        return _constant(float(1.0 * scale), device)  # of which a text has none
     require_dtype(name, scale, (torch.float32,))
     return packed(scale)
 
