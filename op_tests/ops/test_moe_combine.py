@@ -76,7 +76,7 @@ def test_the_order_of_additions_is_that_of_the_slots():
 
 
 @pytest.mark.parametrize("wide", [torch.int32, torch.int64])
-def test_slots_without_a_local_expert_are_left_out_and_not_read(wide):
+def test_slots_without_a_local_expert_are_left_out_and_not_read(wide, path):
     rows, weights, _ = parts(3, 4, 64)
     ids = torch.tensor([[0, -1, 7, 2], [-1, -1, 9, 7], [1, 2, 3, 4]], dtype=wide)
     expert_map = torch.tensor([0, 1, -1, 2, -1, 3, 3], dtype=wide)
@@ -86,7 +86,7 @@ def test_slots_without_a_local_expert_are_left_out_and_not_read(wide):
     with emulator.counters() as counted:
         got = check(rows, weights, ids, expert_map)
     assert not bool(got.isnan().any()) and not bool(got[1].any())
-    assert counted.tensors["rows"].loaded == int((~skipped).sum()) * 64 * 2
+    assert path == "torch" or counted.tensors["rows"].loaded == int((~skipped).sum()) * 64 * 2
     rows, weights, _ = parts(3, 4, 64)
     check(rows, weights, ids, num_experts=3)
     check(rows, weights, ids)
