@@ -46,7 +46,7 @@ class GuardError(HipforgeError, ValueError):
         ...     hipforge.rms_norm(torch.ones(4), torch.ones(4), 1e-6)
         ... except hipforge.GuardError as error:
         ...     print(error)
-        input must be float16 or bfloat16; got float32 [4]
+        x must be float16 or bfloat16; got float32 [4]
     """
 
 
