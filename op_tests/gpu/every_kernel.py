@@ -34,6 +34,7 @@ from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_grouped_gemm import token
+from hipforge.ops.norm_router import residual_rms_mxfp8_router
 from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
 from hipforge.ops.reference import quantize_kv_int4
 from hipforge.ops.reference.attention import quantize_kv_fp8
@@ -203,7 +204,7 @@ def skinny() -> None:
 
 
 def made() -> None:
-    """Every configuration of the products that make their activations, and every kernel of the experts of one token."""
+    """Every configuration of the products that make their activations, every kernel of one token's experts, its router."""
     weight, w = rows(torch.bfloat16, 512), hipforge.mxfp8_quantize(rows(torch.bfloat16, 77, 512))
     experts = [part.view(7, 11, -1) for part in w]
     ids, routing = torch.tensor([6, 0, 2], device=DEVICE, dtype=torch.int32), torch.rand(3, device=DEVICE)
@@ -221,14 +222,23 @@ def made() -> None:
             token.mxfp8_token_gate_up_out(out, *x, *experts, ids, *end)
             gate_up, out = rows(torch.bfloat16, 3, 1024), rows(torch.bfloat16, 1, 11)
             token.mxfp8_token_down_out(out, gate_up, *experts, ids, routing, 1.0, 0.0, torch.inf, *end)
+    logits, choice = torch.randn(1, 6, device=DEVICE), (2, 1, False, True, 1.0)
     for k, sharers in ((128, 1), (512, 2), (768, 2), (1024, 4), (3072, 8), (4096, 16)):
         end = sharers, 7, False
         n = 16 * 7 * 4  # four tiles of a block: more than the ring of a team has under way
         experts = [part.view(7, n, -1) for part in hipforge.mxfp8_quantize(rows(torch.bfloat16, 7 * n, k))]
-        x, out = hipforge.mxfp8_quantize(rows(torch.bfloat16, 1, k)), rows(torch.bfloat16, 3, n)
-        token.mxfp8_token_gate_up_passes_out(out, *x, *experts, ids, *end)
-        gate_up, out = rows(torch.bfloat16, 3, 2 * k), rows(torch.bfloat16, 1, n)
-        token.mxfp8_token_down_passes_out(out, gate_up, *experts, ids, routing, 1.0, 0.0, torch.inf, *end)
+        x, inner = hipforge.mxfp8_quantize(rows(torch.bfloat16, 1, k)), rows(torch.float32, 3, n // 2)
+        plain = 1.0, 0.0, torch.inf
+        token.mxfp8_token_gate_up_passes_out(inner, *x, *experts, ids, *plain, *end)
+        token.mxfp8_token_choose_gate_up_out(inner, *x, *experts, logits, None, *plain, *choice, *end)
+        out = rows(torch.bfloat16, 1, n)
+        for given in (rows(torch.bfloat16, 3, 2 * k), rows(torch.float32, 3, k)):
+            token.mxfp8_token_down_passes_out(out, given, *experts, ids, routing, *plain, *end)
+        token.mxfp8_token_choose_down_out(out, given, *experts, logits, None, *choice, *end)
+    for hidden in (1024, 3072):
+        x, router, normed = rows(torch.bfloat16, 1, hidden), rows(torch.bfloat16, 9, hidden), rows(torch.bfloat16, hidden)
+        for w in (router, router.float()):
+            residual_rms_mxfp8_router(x, x.clone(), normed, 1e-6, w)
 
 
 def experts() -> None:

@@ -487,7 +487,7 @@ FAULTS = [
     # Routing.
     *_in(
         "csrc/moe_routing/", "ops/test_topk_gating.py",
-        ("routing/zeros_of_two_signs", "topk_gating.cu", "value == 0.f ? 0.f : value", "value"),
+        ("routing/zeros_of_two_signs", "gating.h", "value == 0.f ? 0.f : value", "value"),
         ("routing/group_by_its_best_alone", "topk_gating.cu", "key_of(value_of(best) + value_of(second));", "best;"),
         ("routing/slots_before_not_counted", "moe_align.cu",
          "if (slot < begin) hf::dev::atomic_count(&counts.before[expert]);", "", "ops/test_moe_align.py"),
@@ -502,9 +502,9 @@ FAULTS = [
     ),
     *_in(
         "csrc/moe_routing/", "ops/test_topk_gating.py",
-        ("routing/ties_to_the_higher_index", "topk_gating.cu", "const bool wrong = keys[j] < keys[j + 1];",
+        ("routing/ties_to_the_higher_index", "gating.h", "const bool wrong = keys[j] < keys[j + 1];",
          "const bool wrong = keys[j] <= keys[j + 1];"),
-        ("routing/ties_to_any_lane", "topk_gating.cu", "kPerLane > 1 && (lanes & (lanes - 1)) != 0", "false"),
+        ("routing/ties_to_any_lane", "gating.h", "kPerLane > 1 && (lanes & (lanes - 1)) != 0", "false"),
         ("routing/softmax_divided_twice", "topk_gating.cu", "    divisor = 1.f;", ""),
         ("routing/slots_of_a_wave_counted_once", "moe_align.cu",
          "own[expert] = at + hf::dev::lane_count(alike);", "own[expert] = at + 1;",

@@ -9,10 +9,12 @@ import torch
 
 import hipforge
 from hipforge.errors import GuardError
+from hipforge.ops import norm_router
 from hipforge.ops.core.row_stream import SHARED_BYTES
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.mxfp8_gemm.kernels import row_stream, row_stream_made
 from hipforge.ops.mxfp8_grouped_gemm import token
+from hipforge.ops.norm_router import residual_rms_mxfp8_router
 
 M, N, K = 3, 48, 256
 H100_UNITS = 132
@@ -34,6 +36,32 @@ def test_a_norm_and_its_product_are_two_launches_here() -> None:
     told = hipforge.explain(residual_rms_mxfp8_linear, *call)
     assert told.kernel == "residual_rms_mxfp8, mxfp8_linear" and told.reason == "two launches"
     assert "sm_90" in told.refused["kernel"]
+
+
+def test_a_norm_and_its_router_are_two_launches_here() -> None:
+    x, residual, weight, router = drawn(M, K), drawn(M, K) * 2, drawn(K), drawn(9, K).float()
+    kept, bias, y = residual.clone(), torch.randn(9), torch.empty(M, K).bfloat16()
+    call: Any = x, residual, weight, 1e-5, router, bias
+    out, total = torch.empty(M, 9), torch.empty(M, K).bfloat16()
+    found = residual_rms_mxfp8_router(*call, weight_offset=1.0, out=out, sum_out=total)
+    assert found[0] is out and found[1] is total and torch.equal(residual, kept)
+    q, scale, _ = hipforge.residual_rms_mxfp8(x, kept, weight, 1e-5, weight_offset=1.0, also_out=y)
+    assert torch.equal(total, kept) and torch.equal(out, hipforge.router_gemm(y, router, bias))
+    assert all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in zip(found[2:], (q, scale), strict=True))
+    again = residual_rms_mxfp8_router(*call, q_out=found[2], scale_out=found[3])
+    assert again[2] is found[2] and again[3] is found[3]
+    told = hipforge.explain(residual_rms_mxfp8_router, *call)
+    assert told.kernel == "residual_rms_mxfp8, router_gemm" and "sm_90" in told.refused["kernel"]
+
+
+@pytest.mark.parametrize(
+    "tokens, hidden, fault",
+    [(1, 2048, None), (1, 8192, None), (2, 2048, "got 2 and"), (0, 64, "got 0 and"), (1, 8224, "and H=8224"),
+     (1, 48, "multiple of 32")],
+)  # fmt: skip
+def test_what_one_launch_of_a_norm_and_its_router_takes(tokens: int, hidden: int, fault: str | None) -> None:
+    refusal = norm_router.refusal(tokens, hidden)
+    assert refusal is None if fault is None else fault in str(refusal)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -150,3 +150,33 @@ def test_what_a_kernel_does_not_take_is_refused_with_the_reason() -> None:
     nothing = torch.empty(0)
     with pytest.raises(GuardError, match="rows must be 8 or 16; got 24"):
         mxfp8_grouped_row_stream(*[nothing] * 8, 1, 1, 64, rows=24)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inner", "scoring", "has_bias", "fault"),
+    [
+        (2048, 768, "softmax", False, None), (4096, 1536, "sigmoid", True, None), (2048, 768, "softmax", True, "sigmoid"),
+        (6144, 768, "softmax", False, "got H=6144"), (2048, 4224, "softmax", False, "I=4224"),
+    ],
+)  # fmt: skip
+def test_products_that_choose_experts_are_both_in_passes(
+    hidden: int, inner: int, scoring: str, has_bias: bool, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = token.choice_refusal(hidden, inner, scoring, has_bias)
+    assert refusal is None if fault is None else fault in str(refusal)
+    between = token.new_inner(9, hidden, inner, torch.device("cpu"))
+    if max(hidden, inner) <= pass_stream.MOST_K:
+        assert between.shape == (9, inner) and between.dtype == torch.float32
+    else:
+        assert between.shape == (9, 2 * inner) and between.dtype == torch.bfloat16
+    if fault is not None:
+        return
+    called = []
+    for name in ("mxfp8_token_choose_gate_up_out", "mxfp8_token_choose_down_out"):
+        monkeypatch.setattr(token, name, lambda *given, name=name: called.append((name, given[-8:-3])))
+    monkeypatch.setattr(token.devices, "current", lambda: SimpleNamespace(cu_count=lambda: UNITS))
+    choice = token.Choice(torch.empty(1, 16), 8, scoring, torch.empty(16), scale=2.5, shared_experts=1)
+    x, (w1, w2) = torch.empty(1), (torch.empty(1, 1, 1).expand(17, *of) for of in ((2 * inner, hidden), (hidden, inner)))
+    assert token.token_gate_up(x, x, w1, x, choice).shape == (9, inner)
+    assert token.token_down(between, w2, x, choice).shape == (1, hidden)
+    assert called == [(f"mxfp8_token_choose_{of}_out", (8, 1, scoring == "sigmoid", True, 2.5)) for of in ("gate_up", "down")]

@@ -12,32 +12,18 @@
 
 #include "hipforge/nvidia/buffer.h"
 #include "hipforge/nvidia/wave.h"
+#include "router_piece.h"
 
 namespace {
 
+using namespace hf::router;
 using F32x8 = hf::dev::Vector<float, 8>;
 
 constexpr int kWaves = 8;
 constexpr int kThreads = kWaves * hf::dev::kWaveSize;
 constexpr int kTile = 4;   // experts of a block
-constexpr int kPiece = 8;  // h of a lane in a step
-constexpr int kStep = kPiece * hf::dev::kWaveSize;
 constexpr int kLeastTokens = 1, kFewTokens = 4, kMoreTokens = 8, kManyTokens = 16;
 constexpr int64_t kEnoughGroups = 132;  // a block for each SM of an H100
-
-// kPiece elements as they are in memory.
-template <class T>
-struct Piece {
-  static constexpr int kLoads = kPiece * sizeof(T) / 16, kEach = kPiece / kLoads;
-  hf::dev::Vector<T, kEach> loads[kLoads];
-
-  __device__ float operator[](int i) const { return static_cast<float>(loads[i / kEach][i % kEach]); }
-};
-
-template <class T>
-__device__ inline Piece<T> load_piece(const void* row, uint32_t h) {
-  return *reinterpret_cast<const Piece<T>*>(static_cast<const T*>(row) + h);
-}
 
 template <int kTokens, int kUnroll>
 __global__ __launch_bounds__(kThreads, 1) void router_gemm_kernel(

@@ -8,8 +8,7 @@
 //      +-----+-----+-----+-----+-----+--                   K is at most 4096, of which two passes fit in shared memory.
 //
 // Products: mma.m16n8k16, W's rows in its 16 rows and those of X in its 8 columns; order of k, scales and their rare cases as in
-// row_step.h. Lane 4 g + t ends up with the sums of W's rows g + 8 h and X's rows 2 t + j. Of one row of X, the eight columns have
-// steps of a warp instead, and the lanes' sums of a row are added up in the end.
+// row_step.h. Lane 4 g + t ends up with the sums of W's rows g + 8 h and X's rows 2 t + j.
 #pragma once
 
 #include "../../mxfp8_gemm/nvidia/tma.h"
@@ -58,12 +57,18 @@ __device__ __forceinline__ void copy_run(uint32_t to, const uint8_t* from, int b
                : "memory");
 }
 
+/// The same of bytes that no block reads again soon: the first to leave L2.
+__device__ __forceinline__ void copy_run_once(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000;  // as createpolicy.fractional.L2::evict_first makes it
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier), "l"(kEvictFirst)
+               : "memory");
+}
+
 /// Adds the products of a step. `here` has this lane's bytes of W's row g, `scales` that row's word; x_less: X's words less
-/// 0x7f7f7f7f, of its columns 2 t + j; `usual`: all of them are in 64..191. With ONE_ROW column s has step s of one row of X, so that
-/// a lane's registers are one step's: only sums of column s count, where `to_own` = s - 2 t is j.
-template <bool ONE_ROW>
+/// 0x7f7f7f7f, of its columns 2 t + j; `usual`: all of them are in 64..191.
 __device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const uint8_t* scales, const Ring& r,
-                                                   const uint32_t (&x)[4][4], const uint32_t (&x_less)[2], bool usual, int to_own,
+                                                   const uint32_t (&x)[4][4], const uint32_t (&x_less)[2], bool usual,
                                                    float (&sums)[2][2]) {
   uint32_t sw[2];
 #pragma unroll
@@ -82,11 +87,11 @@ __device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const ui
     multiply_add(d, a[1], x[b][2], x[b][3]);
   };
   if (usual && __all_sync(~0u, (in_range(sw[0]) & in_range(sw[1]) & 0x80808080u) == 0x80808080u)) {
-    uint32_t exponents[2][2];  // 0 makes a factor of 0
+    uint32_t exponents[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) exponents[h][j] = !ONE_ROW || to_own == j ? sw[h] + x_less[j] : 0;
+      for (int j = 0; j < 2; ++j) exponents[h][j] = sw[h] + x_less[j];
     const auto block_of = [&](auto which) {
       constexpr int b = decltype(which)::value;
       float d[4];
@@ -107,22 +112,9 @@ __device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const ui
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-          if (!ONE_ROW || to_own == j)
-            sums[h][j] += scaled(d[2 * h + j], sw[h] >> (8 * b) & 255, (x_less[j] + 0x7f7f7f7fu) >> (8 * b) & 255);
+          sums[h][j] += scaled(d[2 * h + j], sw[h] >> (8 * b) & 255, (x_less[j] + 0x7f7f7f7fu) >> (8 * b) & 255);
     }
   }
-}
-
-/// With ONE_ROW: the sums of W's rows g and g + 8, in all lanes of a row.
-__device__ __forceinline__ float2 sums_of_columns(const float (&sums)[2][2]) {
-  float of_row[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    of_row[h] = sums[h][0] + sums[h][1];
-    of_row[h] += __shfl_xor_sync(~0u, of_row[h], 1);
-    of_row[h] += __shfl_xor_sync(~0u, of_row[h], 2);
-  }
-  return make_float2(of_row[0], of_row[1]);
 }
 
 }  // namespace hf::moe

@@ -14,8 +14,6 @@
 // With GATE_UP a pass is 8 rows of the gate and the 8 of up (interleaved: 16 rows of both). A team takes four neighbouring passes,
 // which have a block of 32 results of each slot: then a warp finishes a slot, a lane one result, and writes them as MX-FP8.
 //
-// With TOKEN the groups are the experts of one token, p.expert_ids, which share its row of X: there are no tiles and no slots.
-//
 // Bytes moved: N K (1 + 1/32) of W once for each group, K (1 + 1/32) of X per slot and block from L2, 2 N per slot written (N/2
 // (1 + 1/32) with GATE_UP). Bound: W over the memory's bandwidth.
 #pragma once
@@ -36,12 +34,10 @@ struct PassLayout {
   static_assert(kRingAt + kMostStageBytes + kMostGroups * int(sizeof(Group)) + kStaticBytes <= kMostShared);
 };
 
-template <int STEPS, bool GATE_UP, bool TOKEN>
+template <int STEPS, bool GATE_UP>
 __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const Streamed p, const Ring r) {
   using L = PassLayout<GATE_UP>;
   static_assert(STEPS <= kMostSteps);
-  static_assert(!GATE_UP || !TOKEN);
-  static_assert(!TOKEN || STEPS <= 8, "a column has a step");
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t barriers[kWarps * kMostStages];
   float* const parts = reinterpret_cast<float*>(shared);
@@ -56,50 +52,32 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
   let_next_start();
   wait_for_predecessor();
 
-  const auto list = [&] {  // all threads meet in it
-    if constexpr (TOKEN) {
-      const int thread = static_cast<int>(threadIdx.x);
-      if (thread < p.num_valid) groups[thread] = {thread, 1, p.expert_ids[thread]};
-      __syncthreads();
-      return p.num_valid;
-    } else {
-      return list_groups<kSlotsAtOnce>(p, groups);
-    }
-  };
   constexpr int kUnit = GATE_UP ? kUnitPasses : 1;
   const bool split = GATE_UP && !p.activation.interleaved;  // up's rows are n / 2 below the gate's
-  int first, passes;
-  const auto find_passes = [&] {
-    const int units = list() * static_cast<int>(p.passes.value) / kUnit;
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    const int each = units / blocks, more = units % blocks;
-    first = (block * each + min(block, more)) * kUnit, passes = (each + (block < more)) * kUnit;
-  };
+  const int units = list_groups<kSlotsAtOnce>(p, groups) * static_cast<int>(p.passes.value) / kUnit;  // all threads meet in it
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int each = units / blocks, more = units % blocks;
+  const int first = (block * each + min(block, more)) * kUnit, passes = (each + (block < more)) * kUnit;
   const auto pass_of = [&](int i) { return GATE_UP ? (i / kUnit * teams + team) * kUnit + i % kUnit : i * teams + team; };
 
-  // X of the group's slots: lane 4 g + t has number g, or with TOKEN step g of the only row. Returns what makes f16 of it when it
-  // has come.
-  constexpr int kLoads = TOKEN ? 1 : STEPS;
-  uint32_t x[kLoads][4][4], x_less[kLoads][2];
+  // X of the group's slots: lane 4 g + t has number g. Returns what makes f16 of it when it has come.
+  uint32_t x[STEPS][4][4], x_less[STEPS][2];
   int x_group = -1, id = -1;
   bool usual_x = true;
   const auto load_x = [&](int group) {
-    size_t row = 0;
-    if constexpr (!TOKEN) {
-      x_group = group;
-      const Group of = groups[group];
-      id = of.slot(p, g);
-      if (!p.is_slot(id)) id = -1;
-      const int one = __reduce_max_sync(~0u, id);  // entries that are no slot repeat one
-      row = p.a_div.quotient(id < 0 ? one : id);
-    }
+    x_group = group;
+    const Group of = groups[group];
+    id = of.slot(p, g);
+    if (!p.is_slot(id)) id = -1;
+    const int one = __reduce_max_sync(~0u, id);  // entries that are no slot repeat one
+    const size_t row = p.a_div.quotient(id < 0 ? one : id);
     const uint8_t* const from = p.a + row * p.k + 8 * t;
     const uint8_t* const scales = p.a_scales + row * scale_pitch;
-    uint2 bytes[kLoads][4];
-    uint32_t words[kLoads];
+    uint2 bytes[STEPS][4];
+    uint32_t words[STEPS];
 #pragma unroll
-    for (int s = 0; s < kLoads; ++s) {
-      const int k0 = (part + (TOKEN ? g : s) * sharers) * kStep;
+    for (int s = 0; s < STEPS; ++s) {
+      const int k0 = (part + s * sharers) * kStep;
       words[s] = 0x7f7f7f7fu;
 #pragma unroll
       for (int b = 0; b < 4; ++b) bytes[s][b] = make_uint2(0, 0);
@@ -112,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     return [=, &x, &x_less, &usual_x] {
       uint32_t usual = 0x80808080u;
 #pragma unroll
-      for (int s = 0; s < kLoads; ++s) {
+      for (int s = 0; s < STEPS; ++s) {
         usual &= in_range(words[s]) & in_range(words[s] + 0x01010101u);
 #pragma unroll
         for (int j = 0; j < 2; ++j) x_less[s][j] = __shfl_sync(~0u, words[s], 8 * t + 4 * j) - 0x7f7f7f7fu;
@@ -147,23 +125,17 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
   };
 
   // X is asked for ahead of W, whose copies a multiprocessor's loads would wait for.
-  const auto start = [&](int group) {
-    const auto convert = load_x(group);
-    if constexpr (TOKEN) find_passes();
+  if (pass_of(0) < passes) {
+    const auto convert = load_x(p.passes.quotient(first + pass_of(0)));
     if (issuer)
       for (int s = 0; s < r.stages; ++s) ask(s, s);
     convert();
-  };
-  if constexpr (TOKEN)
-    start(0);
-  else if (find_passes(); pass_of(0) < passes)
-    start(p.passes.quotient(first + pass_of(0)));
+  }
 
   int stage = 0, parity = 0;
   for (int i = 0, of_block; (of_block = pass_of(i)) < passes; ++i) {
     const int pass = first + of_block, group = p.passes.quotient(pass), in_group = pass - group * static_cast<int>(p.passes.value);
-    if constexpr (!TOKEN)
-      if (group != x_group) load_x(group)();
+    if (group != x_group) load_x(group)();
     // Two buffers in turn: whoever writes the next pass's sums may be ahead of those who read these.
     float* const all = parts + ((i & 1) * kWarps + (team << p.k_shift)) * kPassSums;
     float sums[2][2] = {};
@@ -172,16 +144,11 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     wait_phase(full + stage * 8, parity);
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-      const int k0 = (part + s * sharers) * kStep, held = TOKEN ? 0 : s;
+      const int k0 = (part + s * sharers) * kStep;
       if (k0 >= p.k) break;
-      multiply_pass_step<TOKEN>(here + k0, scales + k0 / kBlock, r, x[held], x_less[held], usual_x, s - 2 * t, sums);
+      multiply_pass_step(here + k0, scales + k0 / kBlock, r, x[s], x_less[s], usual_x, sums);
     }
-    if constexpr (TOKEN) {
-      const float2 of_row = sums_of_columns(sums);
-      if (t == 0) all[part * kPassSums + g] = of_row.x, all[part * kPassSums + g + 8] = of_row.y;
-    } else {
-      *reinterpret_cast<float4*>(all + part * kPassSums + lane * 4) = make_float4(sums[0][0], sums[0][1], sums[1][0], sums[1][1]);
-    }
+    *reinterpret_cast<float4*>(all + part * kPassSums + lane * 4) = make_float4(sums[0][0], sums[0][1], sums[1][0], sums[1][1]);
     meet(team, sharers * 32);
     if (issuer) ask(i + r.stages, stage);
     if (++stage == r.stages) stage = 0, parity ^= 1;
@@ -209,11 +176,6 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
         p.q[at] = dev::encode_mx_e4m3(value * dev::e8m0_inverse(byte), byte);
         if (lane == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
       }
-    } else if constexpr (TOKEN) {
-      const int row = part * 32 + lane;
-      if (row < kPassRows)
-        p.out[size_t(group) * p.n + in_group * kPassRows + row] =
-            static_cast<dev::bf16>(added<kPassSums>(all + row, p.k_shift));
     } else {
       for (int base = part * 32; base < kPassSums; base += sharers * 32) {
         const int at = base + lane, m = 2 * (at / 4 % 4) + at % 2, of_slot = __shfl_sync(~0u, id, 4 * m);
@@ -229,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
 }
 
 /// Launches it; p.most_groups is not 0.
-template <bool GATE_UP, bool TOKEN>
+template <bool GATE_UP>
 inline void launch_passes(const Streamed& p, int64_t blocks, bool programmatic, hipStream_t stream) {
   using L = PassLayout<GATE_UP>;
   const int64_t sharers = int64_t{1} << p.k_shift;
@@ -238,9 +200,9 @@ inline void launch_passes(const Streamed& p, int64_t blocks, bool programmatic, 
   const int steps = steps_of_warp(p.k, sharers);
   const int list_bytes = p.most_groups * static_cast<int>(sizeof(Group));
   const Ring ring = Ring::of(p.k, sharers, kMostShared - kStaticBytes - L::kRingAt - list_bytes);
-  const auto kernel = steps == 1   ? mxfp8_grouped_pass_stream<1, GATE_UP, TOKEN>
-                      : steps == 2 ? mxfp8_grouped_pass_stream<2, GATE_UP, TOKEN>
-                                   : mxfp8_grouped_pass_stream<3, GATE_UP, TOKEN>;
+  const auto kernel = steps == 1   ? mxfp8_grouped_pass_stream<1, GATE_UP>
+                      : steps == 2 ? mxfp8_grouped_pass_stream<2, GATE_UP>
+                                   : mxfp8_grouped_pass_stream<3, GATE_UP>;
   hf::Launch at{static_cast<uint32_t>(blocks), kThreads, static_cast<uint32_t>(L::kRingAt + ring.bytes(sharers) + list_bytes), stream};
   at.programmatic = programmatic;
   hf::launch(kernel, at, p, ring);
@@ -254,7 +216,7 @@ inline void stream_passes(const Problem& problem, const Operands& given, int64_t
   HF_CHECK(given.n % kPassRows == 0, "N must be a multiple of ", kPassRows, "; got ", given.n);
   check_operand(given.w_scales, "w_scale", kE8m0, {given.experts, given.n, given.k / kMxBlock}, mxfp8::kPerBlock, kAligned);
   check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock, {4});
-  if (streamed.most_groups > 0) launch_passes<GATE_UP, false>(streamed, blocks, programmatic, stream);
+  if (streamed.most_groups > 0) launch_passes<GATE_UP>(streamed, blocks, programmatic, stream);
 }
 
 }  // namespace hf::moe

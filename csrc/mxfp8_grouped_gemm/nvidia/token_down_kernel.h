@@ -7,41 +7,42 @@
 //   tile b  | team 0      | team 1      | team 2      | ...    says. All warps' sums meet once a tile, in the order of the
 //           +-------------+-------------+-------------+--      warps.
 //
-// A warp makes X of its steps itself, in registers: lane 4 g + t quantises 8 values of block g of a pair of steps, and the columns
-// that have the steps take them from there. It does so once where a team has one expert, and for each pass otherwise.
+// A warp makes X of its steps itself, in registers, once where a team has one expert and for each pass otherwise: it quantises
+// SwiGLU, which is given or made here of gate and up. token_row.h has the products.
 //
-// Bytes moved: S N K (1 + 1/32) of W once, 4 S K of gate and up per block from L2, 2 N written. Bound: W over the memory's
+// With CHOOSES a block chooses the experts itself, as the launch before did (choice.h), and asks for W before that has ended.
+//
+// Bytes moved: S N K (1 + 1/32) of W once, 4 S K of SwiGLU, or of gate and up, per block from L2, 2 N written. Bound: W over the memory's
 // bandwidth.
 #pragma once
 
-#include "pass_ring.h"
+#include "choice.h"
+#include "token_row.h"
 
 namespace hf::moe {
 
-constexpr int kMostTokenSlots = 32;  // a lane keeps the expert of one
 #if defined(HF_EVERY_LANE_ARRIVES)
 constexpr bool kTeamsMeetAlike = true;  // for racecheck, which miscounts meetings of a part of the block that others do not have
 #else
 constexpr bool kTeamsMeetAlike = false;
 #endif
-constexpr int kTokenRingAt = 2 * kWarps * kPassRows * int(sizeof(float));  // behind the sums of all warps, twice
-static_assert(kTokenRingAt % 128 == 0 && kTokenRingAt + kMostStageBytes + kStaticBytes <= kMostShared);
 
 struct TokenDown {
-  const dev::bf16* gate_up;
+  const void* inner;  // float32 [slots, k], SwiGLU, or bf16 [slots, 2 k], gate and up
   const uint8_t *w, *w_scales;
-  const int32_t* ids;
+  const int32_t* ids;    // null where the experts are chosen here, as the next
   const float* weights;
   dev::bf16* out;
   Activation activation;
   int slots, n, k, k_shift;
 };
 
-template <int STEPS>
-__global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown p, const Ring r) {
+template <int STEPS, bool CHOOSES, bool MADE>
+__global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown p, const Ring r, const Choice choice) {
   static_assert(STEPS <= kMostSteps);
-  constexpr int kChunks = (STEPS + 1) / 2;  // pairs of steps, of which a lane quantises 8 values each
-  using Chunk = dev::Vector<dev::bf16, 8>;
+  using Row = TokenRow<STEPS>;
+  constexpr int kValues = 8;  // of a lane, of a pair of steps
+  using Values = std::conditional_t<MADE, dev::Vector<float, 4>, dev::Vector<dev::bf16, kValues>>;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t barriers[kWarps * kMostStages];
   float* const parts = reinterpret_cast<float*>(shared);
@@ -58,22 +59,35 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
   const int of_team = (p.slots - team + teams - 1) / teams;  // experts
   const int passes = tiles_here * of_team;
   let_next_start();
-  wait_for_predecessor();
-
-  const int own_id = lane < p.slots ? p.ids[lane] : 0;
-  const float own_weight = lane < p.slots ? p.weights[lane] : 0.f;
-  Chunk gate[kChunks] = {}, up[kChunks] = {};
-  const auto k_of = [&](int c) { return (part + (2 * c + g / 4) * sharers) * kStep + g % 4 * kBlock + 8 * t; };
+  int own_id;
+  float own_weight;
+  __shared__ uint32_t keys[CHOOSES ? gating::kMaxExperts : 1];
+  if constexpr (CHOOSES) {
+    __shared__ int chosen[kMostTokenSlots];
+    if (warp == 0) choose_experts(choice, keys, lane, [&](int place, int expert) { chosen[place] = expert; });
+    __syncthreads();
+    own_id = lane < p.slots ? chosen[lane] : 0;
+  } else {
+    wait_for_predecessor();
+    own_id = lane < p.slots ? p.ids[lane] : 0;
+    own_weight = lane < p.slots ? p.weights[lane] : 0.f;
+  }
+  Values loaded[Row::kPairs][2] = {};  // halves of the values, or gate and up
   const auto load_x = [&](int expert) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const int k = k_of(c);
-      if (2 * c + g / 4 >= STEPS || k >= p.k) continue;
-      const dev::bf16* const from = p.gate_up + size_t(expert) * 2 * p.k + k;
-      gate[c] = *reinterpret_cast<const Chunk*>(from), up[c] = *reinterpret_cast<const Chunk*>(from + p.k);
+    for (int i = 0; i < Row::kPairs; ++i) {
+      const int k = Row::block_at(i, g, part, sharers);
+      if (!Row::has(i, g / 4, k, p.k)) continue;
+      if constexpr (MADE) {
+        const auto* const from = reinterpret_cast<const Values*>(static_cast<const float*>(p.inner) + size_t(expert) * p.k + k + 8 * t);
+        loaded[i][0] = from[0], loaded[i][1] = from[1];
+      } else {
+        const auto* const from = static_cast<const dev::bf16*>(p.inner) + size_t(expert) * 2 * p.k + k + 8 * t;
+        loaded[i][0] = *reinterpret_cast<const Values*>(from), loaded[i][1] = *reinterpret_cast<const Values*>(from + p.k);
+      }
     }
   };
-  if (of_team > 0) load_x(team);
+  if (!CHOOSES && of_team > 0) load_x(team);
 
   uint8_t* const ring = shared + kTokenRingAt + team * r.stages * r.stage_bytes;
   const auto ask = [&](int i, int stage) {
@@ -84,77 +98,55 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
     if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k + scale_pitch));
     __syncwarp();
     if (lane < kPassRows)
-      copy_run(to + lane * r.pitch, p.w + (row + lane) * p.k, p.k, barrier);
+      copy_run_once(to + lane * r.pitch, p.w + (row + lane) * p.k, p.k, barrier);
     else if (lane == kPassRows)
-      copy_run(to + r.scales_at(), p.w_scales + row * scale_pitch, kPassRows * scale_pitch, barrier);
+      copy_run_once(to + r.scales_at(), p.w_scales + row * scale_pitch, kPassRows * scale_pitch, barrier);
   };
   if (issuer)
     for (int s = 0; s < r.stages; ++s) ask(s, s);
 
-  // Lanes 4 g + t get step g of the warp: that of pair g / 2, which the lanes of half g % 2 of all have.
-  uint32_t x[4][4], x_less[2];
-  bool usual_x = true;
+  if constexpr (CHOOSES) {
+    wait_for_predecessor();
+    if (of_team > 0) load_x(team);
+    own_weight = routing_weight(choice, keys, lane, own_id);
+  }
+
+  Row row;
   const auto make_x = [&] {
-    dev::u32x2 codes[kChunks];
-    uint32_t bytes[kChunks];
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      float values[8];
+    for (int i = 0; i < Row::kPairs; ++i) {
+      float values[kValues];
       uint32_t amax = 0;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        values[j] = dev::swiglu(static_cast<float>(gate[c][j]), static_cast<float>(up[c][j]), p.activation);
+      for (int j = 0; j < kValues; ++j) {
+        if constexpr (MADE)
+          values[j] = loaded[i][j / 4][j % 4];
+        else
+          values[j] = dev::swiglu(static_cast<float>(loaded[i][0][j]), static_cast<float>(loaded[i][1][j]), p.activation);
         amax = dev::larger(amax, dev::magnitude_bits(values[j]));
       }
-      bytes[c] = dev::e4m3_block_scale(dev::largest_of_lanes<4>(amax));
-      const float inverse = dev::e8m0_inverse(bytes[c]);
+      uint32_t byte = dev::e4m3_block_scale(dev::largest_of_lanes<4>(amax));
+      const float inverse = dev::e8m0_inverse(byte);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] *= inverse;
-      codes[c] = dev::encode_mx_e4m3x8(values, bytes[c]);
+      for (int j = 0; j < kValues; ++j) values[j] *= inverse;
+      const dev::u32x2 codes = dev::encode_mx_e4m3x8(values, byte);
+      if (!Row::has(i, g / 4, Row::block_at(i, g, part, sharers), p.k)) byte = 127;
+      // Columns 2 t + j are of blocks that lanes 4 (2 t + j) and on have.
+      row.set(i, codes[0], codes[1], __shfl_sync(~0u, byte, 8 * t), __shfl_sync(~0u, byte, 8 * t + 4));
     }
-    uint32_t word = 0;
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const int from = (g % 2 * 4 + b) * 4;
-      uint32_t byte = 0, low = 0, high = 0;
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const uint32_t byte_of = __shfl_sync(~0u, bytes[c], from);
-        const uint32_t low_of = __shfl_sync(~0u, codes[c][0], from + t), high_of = __shfl_sync(~0u, codes[c][1], from + t);
-        if (g / 2 == c) byte = byte_of & 255, low = low_of, high = high_of;
-      }
-      word |= byte << (8 * b);
-      halves_of(low, x[b][0], x[b][1]);
-      halves_of(high, x[b][2], x[b][3]);
-    }
-    const bool mine = g < STEPS && (part + g * sharers) * kStep < p.k;
-    usual_x = __all_sync(~0u, !mine || (in_range(word) & in_range(word + 0x01010101u) & 0x80808080u) == 0x80808080u);
-#pragma unroll
-    for (int j = 0; j < 2; ++j) x_less[j] = __shfl_sync(~0u, word, 8 * t + 4 * j) - 0x7f7f7f7fu;
   };
 
   int stage = 0, parity = 0, i = 0;
   for (int tile = 0; tile < tiles_here; ++tile) {
-    float total[2][2] = {};
+    float2 total = {};
     for (int of_tile = 0; of_tile < of_team; ++of_tile, ++i) {
       const int expert = team + of_tile * teams;
       if (of_team > 1 && i > 0) load_x(expert);
       if (of_team > 1 || i == 0) make_x();
-      const uint8_t* const here = ring + stage * r.stage_bytes + g * r.pitch + 8 * t;
-      const uint8_t* const scales = ring + stage * r.stage_bytes + r.scales_at() + g * r.scale_pitch;
       wait_phase(full + stage * 8, parity);
-      float sums[2][2] = {};
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s) {
-        const int k0 = (part + s * sharers) * kStep;
-        if (k0 >= p.k) break;
-        multiply_pass_step<true>(here + k0, scales + k0 / kBlock, r, x, x_less, usual_x, s - 2 * t, sums);
-      }
+      const float2 sums = row.multiply(ring + stage * r.stage_bytes, r, part, sharers, p.k, g, t);
       const float weight = __shfl_sync(~0u, own_weight, expert);
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-#pragma unroll
-        for (int j = 0; j < 2; ++j) total[h][j] = fmaf(sums[h][j], weight, total[h][j]);
+      total.x = fmaf(sums.x, weight, total.x), total.y = fmaf(sums.y, weight, total.y);
       if (kTeamsMeetAlike || i + r.stages < passes) {
         meet(team, sharers * 32);
         if (issuer) ask(i + r.stages, stage);
@@ -173,15 +165,19 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
 }
 
 /// Launches it on what is checked.
-inline void stream_token_down(TokenDown p, int64_t sharers, int64_t blocks, bool programmatic, hipStream_t stream) {
+template <bool CHOOSES, bool MADE>
+inline void stream_token_down(TokenDown p, const Choice& choice, int64_t sharers, int64_t blocks, bool programmatic,
+                              hipStream_t stream) {
   const int steps = steps_of_warp(p.k, sharers);
   const Ring ring = Ring::of(p.k, sharers, kMostShared - kStaticBytes - kTokenRingAt);
   p.k_shift = __builtin_ctzll(static_cast<uint64_t>(sharers));
-  const auto kernel = steps == 1 ? mxfp8_token_down<1> : steps == 2 ? mxfp8_token_down<2> : mxfp8_token_down<3>;
+  const auto kernel = steps == 1   ? mxfp8_token_down<1, CHOOSES, MADE>
+                      : steps == 2 ? mxfp8_token_down<2, CHOOSES, MADE>
+                                   : mxfp8_token_down<3, CHOOSES, MADE>;
   hf::Launch at{static_cast<uint32_t>(hf::smaller(blocks, int64_t{p.n / kPassRows})), kThreads,
                 static_cast<uint32_t>(kTokenRingAt + ring.bytes(sharers)), stream};
   at.programmatic = programmatic;
-  hf::launch(kernel, at, p, ring);
+  hf::launch(kernel, at, p, ring, choice);
 }
 
 }  // namespace hf::moe

@@ -26,6 +26,8 @@ from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_li
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_grouped_gemm import token
+from hipforge.ops.norm_router import residual_rms_mxfp8_router
+from hipforge.ops import norm_router
 
 PAGE_SIZE = 64
 BLOCK_M = 64  # slots of a tile, as hipforge.nn.MXFP8MoE has
@@ -301,7 +303,9 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
     peers = model.ranks.peers(batch, hidden)  # through which norms add up
     logits, join = (own_logits, None) if model.ranks.count == 1 else model.ranks.joined(own_logits)
     streams = [residual, new(batch, hidden)]  # the residual stream, and where a fused norm writes the next one
-    tokens = new(batch, dtype=torch.int64)
+    # Different tokens: equal ones would choose the same experts, in the first step only.
+    drawn_tokens = torch.randint(len(model.embedding), (batch,), generator=torch.Generator().manual_seed(0))
+    tokens = drawn_tokens.to(place)
     normed, attended = mxfp8(batch, hidden), mxfp8(batch, heads * dim)
     rotated, sections = new(batch, heads, dim), (heads, kv_heads, kv_heads)
     qkv, indexed = new(batch, sum(sections) * dim), new(batch, (sum(sections) + kv_heads + 1) * dim)
@@ -315,13 +319,15 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
     if shape.layers[0]:
         parts.gate_up, parts.inner = new(batch, 2 * shape.inner), mxfp8(batch, shape.inner)
     total, slots = shape.experts + shape.shared, batch * (shape.top_k + shape.shared)
+    plain = not shape.biases  # gate and up do not take turns
+    one_token = fused and batch == 1 and plain and token.refusal(slots, hidden, shape.expert_inner) is None
     if shape.layers[1]:
         drawn = torch.randn(batch, shape.experts, generator=torch.Generator().manual_seed(0))
         parts.scores, parts.expert_inner = drawn.to(place), mxfp8(slots, shape.expert_inner)
         # Weights that are zero score all experts alike: the choice stays that of the scores drawn.
         parts.scored = parts.scores if own else torch.empty_like(parts.scores)
         parts.weights, parts.ids = new(batch, slots // batch, dtype=torch.float32), new(batch, slots // batch).int()
-        parts.slot_out, parts.slot_gate_up = new(slots, hidden), new(slots, 2 * shape.expert_inner)
+        parts.slot_out, parts.slot_inner = new(slots, hidden), token.new_inner(slots, hidden, shape.expert_inner, place)
 
     ops: list[Op] = []
 
@@ -464,8 +470,54 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
             out=parts.weights, ids_out=parts.ids,
         )  # fmt: skip
 
-    def experts(layer: Layer) -> None:
+    def routed(layer: Layer) -> None:
         router: Any = layer.router
+        if not fused or norm_router.refusal(batch, hidden) is not None:
+            norm(layer.post_norm, copied=True)
+            op(
+                "router",
+                "cold",
+                partial(hipforge.router_gemm, copy, router, layer.router_bias, out=parts.scored),
+                lambda: router.nbytes,
+            )
+            return
+        call = partial(
+            residual_rms_mxfp8_router, x, streams[0], layer.post_norm, EPSILON, router, layer.router_bias,
+            weight_offset=shape.offset, out=parts.scored, sum_out=streams[1], q_out=normed[0], scale_out=normed[1],
+        )  # fmt: skip
+        op("norm, router", "cold", call, lambda: router.nbytes)
+        streams.reverse()
+
+    def experts_of_one(layer: Layer) -> None:
+        by, last, bias = layer.gate_up, layer.down, layer.correction_bias
+        given = {name: activation[name] for name in ("alpha", "beta", "limit") if name in activation}
+        chosen: Any = parts.ids.view(-1)
+        if token.choice_refusal(hidden, shape.expert_inner, shape.scoring, bias is not None) is None:
+            chosen = token.Choice(parts.scores, shape.top_k, shape.scoring, bias, shared_experts=shape.shared)
+        else:
+            op("choice of experts", "mall", lambda: choose(bias))
+        chooses = isinstance(chosen, token.Choice)
+
+        def touched(of: Linear) -> Callable[[], int]:
+            def count() -> int:
+                if chooses:
+                    choose(bias)
+                return of.nbytes // total * len(parts.ids.unique())
+
+            return count
+
+        def first_product() -> object:
+            return token.token_gate_up(*normed, by.weight, by.scale, chosen, **given, out=parts.slot_inner)
+
+        def last_product() -> object:
+            routing = None if chooses else parts.weights.view(-1)
+            own = parts.slot_inner, last.weight, last.scale, chosen, routing
+            return token.token_down(*own, **given, out=x_part)
+
+        op("experts' choice, gate_up" if chooses else "experts' gate_up", "cold", first_product, touched(by))
+        op("experts' swiglu, down, sum", "cold", last_product, touched(last))
+
+    def experts(layer: Layer) -> None:
         first: Callable[..., Pair] = grouped_swiglu_mxfp8
         second: Callable[..., torch.Tensor] = hipforge.grouped_mxfp8_linear
 
@@ -485,30 +537,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
                 parts.weights.view(-1), bias=by.bias, uncovered="undefined", out=parts.slot_out,
             )  # fmt: skip
 
-        op(
-            "router",
-            "cold",
-            partial(hipforge.router_gemm, copy, router, layer.router_bias, out=parts.scored),
-            lambda: router.nbytes,
-        )
         op("choice of experts", "mall", lambda: choose(layer.correction_bias))
-        plain = layer.gate_up.bias is None and not activation["interleaved"]
-        refusal = token.refusal(slots, hidden, shape.expert_inner)
-        if fused and batch == 1 and plain and refusal is None:
-            chosen, by, last = parts.ids.view(-1), layer.gate_up, layer.down
-            given = {name: activation[name] for name in ("alpha", "beta", "limit") if name in activation}
-
-            def first_product() -> object:
-                return token.token_gate_up(*normed, by.weight, by.scale, chosen, out=parts.slot_gate_up)
-
-            def last_product() -> object:
-                routing = parts.weights.view(-1)
-                own = parts.slot_gate_up, last.weight, last.scale, chosen, routing
-                return token.token_down(*own, **given, out=x_part)
-
-            op("experts' gate_up", "cold", first_product, touched(by))
-            op("experts' swiglu, down, sum", "cold", last_product, touched(last))
-            return
         op("sorted slots", "mall", partial(hipforge.moe_align_block_size, parts.ids, BLOCK_M, total, out=parts.index))
         op("experts' gate_up, swiglu", "cold", gate_up, touched(layer.gate_up))
         op("experts' down", "cold", lambda: down()(), touched(layer.down), planned=down())
@@ -536,8 +565,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
             normed_product("gate_up", layer.post_norm, layer.gate_up, parts.gate_up)
             dense(layer)
         else:
-            norm(layer.post_norm, copied=True)
-            experts(layer)
+            routed(layer)
+            experts_of_one(layer) if one_token else experts(layer)
         whole()
     norm(model.last_norm)
     product("lm_head", normed, model.head, own_logits)

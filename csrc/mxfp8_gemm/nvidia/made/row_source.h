@@ -109,9 +109,17 @@ struct Norm {
     return loaded;
   }
 
-  /// `meeting`: kMost floats for each warp.
   template <int THREADS>
   __device__ __forceinline__ void make(const SharedX& to, const Weights& weights, Loaded& loaded, int m, int k, float* meeting) const {
+    make_each<THREADS>(weights, loaded, m, k, meeting, 0,
+                       [&](int row, int chunk, const float (&y)[kChunk]) { to.store(row, chunk, y); });
+  }
+
+  /// Calls take(row, chunk, y) for each chunk of the result, rounded to bf16. `meeting`: kMost floats for each warp; block number
+  /// `storing` stores the sum of row 0.
+  template <int THREADS, class Take>
+  __device__ __forceinline__ void make_each(const Weights& weights, Loaded& loaded, int m, int k, float* meeting, uint32_t storing,
+                                            const Take& take) const {
     constexpr int kWarps = THREADS / 32;
     float squares[kMost] = {};
 #pragma unroll
@@ -119,7 +127,7 @@ struct Norm {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i)
         loaded.x[s][i] = static_cast<dev::bf16>(static_cast<float>(loaded.x[s][i]) + static_cast<float>(loaded.residual[s][i]));
-      if (has<THREADS>(s, m, k) && blockIdx.x == row_of<THREADS>(s, k) % gridDim.x)
+      if (has<THREADS>(s, m, k) && blockIdx.x == (storing + row_of<THREADS>(s, k)) % gridDim.x)
         reinterpret_cast<Chunk*>(sum)[size_t(row_of<THREADS>(s, k)) * (k / kChunk) + chunk_of<THREADS>(s, k)] = loaded.x[s];
     }
     const bool one_row = of_row<THREADS>(k) == 2;
@@ -155,7 +163,7 @@ struct Norm {
         y[i] = static_cast<float>(offset != 0.f ? static_cast<dev::bf16>(n * (offset + w))
                                                 : static_cast<dev::bf16>(static_cast<float>(static_cast<dev::bf16>(n)) * w));
       }
-      to.store(row_of<THREADS>(s, k), chunk_of<THREADS>(s, k), y);
+      take(row_of<THREADS>(s, k), chunk_of<THREADS>(s, k), y);
     }
   }
 };
