@@ -1,4 +1,4 @@
-"""The residual norm before a mixture of experts and its router's logits: one launch for one token on sm_90, else two."""
+"""The residual norm before a mixture of experts and the router's logits: for one token one launch on sm_90."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_grouped_gemm import token
-from hipforge.ops.norm_router import residual_rms_mxfp8_router
 from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
+from hipforge.ops.norm_router import residual_rms_mxfp8_router
 from hipforge.ops.reference import quantize_kv_int4
 from hipforge.ops.reference.attention import quantize_kv_fp8
 
@@ -204,7 +204,7 @@ def skinny() -> None:
 
 
 def made() -> None:
-    """Every configuration of the products that make their activations, every kernel of one token's experts, its router."""
+    """Every configuration of the products that make their activations, every one of one token's experts and router."""
     weight, w = rows(torch.bfloat16, 512), hipforge.mxfp8_quantize(rows(torch.bfloat16, 77, 512))
     experts = [part.view(7, 11, -1) for part in w]
     ids, routing = torch.tensor([6, 0, 2], device=DEVICE, dtype=torch.int32), torch.rand(3, device=DEVICE)
@@ -236,9 +236,9 @@ def made() -> None:
             token.mxfp8_token_down_passes_out(out, given, *experts, ids, routing, *plain, *end)
         token.mxfp8_token_choose_down_out(out, given, *experts, logits, None, *choice, *end)
     for hidden in (1024, 3072):
-        x, router, normed = rows(torch.bfloat16, 1, hidden), rows(torch.bfloat16, 9, hidden), rows(torch.bfloat16, hidden)
+        x, router, weight = (rows(torch.bfloat16, *size, hidden) for size in ((1,), (9,), ()))
         for w in (router, router.float()):
-            residual_rms_mxfp8_router(x, x.clone(), normed, 1e-6, w)
+            residual_rms_mxfp8_router(x, x.clone(), weight, 1e-6, w)
 
 
 def experts() -> None:

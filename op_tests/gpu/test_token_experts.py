@@ -31,7 +31,9 @@ def experts(count: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return q.view(count, n, k), scale.view(count, n, -1)
 
 
-@pytest.mark.parametrize("hidden, count", [(2048, 128), (2880, 32), (4096, 130), (6144, 128), (32, 5), (8192, 256), (2080, 1)])
+@pytest.mark.parametrize(
+    "hidden, count", [(2048, 128), (2880, 32), (4096, 130), (6144, 128), (32, 5), (8192, 256), (2080, 1)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("offset, biased", [(0.0, False), (1.0, True)])
 def test_a_norm_and_its_router_are_those_of_two_launches(
@@ -49,7 +51,7 @@ def test_a_norm_and_its_router_are_those_of_two_launches(
     got = residual_rms_mxfp8_router(*call, weight_offset=offset)
     want = hipforge.router_gemm(y, router, bias), kept, q, scale
     assert torch.equal(residual, before)
-    assert all(torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in zip(got, want, strict=True))
+    assert all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in zip(got, want, strict=True))
 
 
 def test_what_is_not_one_launch_is_two() -> None:

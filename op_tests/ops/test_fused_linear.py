@@ -47,7 +47,8 @@ def test_a_norm_and_its_router_are_two_launches_here() -> None:
     assert found[0] is out and found[1] is total and torch.equal(residual, kept)
     q, scale, _ = hipforge.residual_rms_mxfp8(x, kept, weight, 1e-5, weight_offset=1.0, also_out=y)
     assert torch.equal(total, kept) and torch.equal(out, hipforge.router_gemm(y, router, bias))
-    assert all(torch.equal(*(one.view(torch.uint8) for one in pair)) for pair in zip(found[2:], (q, scale), strict=True))
+    for one, other in zip(found[2:], (q, scale), strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
     again = residual_rms_mxfp8_router(*call, q_out=found[2], scale_out=found[3])
     assert again[2] is found[2] and again[3] is found[3]
     told = hipforge.explain(residual_rms_mxfp8_router, *call)

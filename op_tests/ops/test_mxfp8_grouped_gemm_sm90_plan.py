@@ -155,7 +155,8 @@ def test_what_a_kernel_does_not_take_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("hidden", "inner", "scoring", "has_bias", "fault"),
     [
-        (2048, 768, "softmax", False, None), (4096, 1536, "sigmoid", True, None), (2048, 768, "softmax", True, "sigmoid"),
+        (2048, 768, "softmax", False, None), (4096, 1536, "sigmoid", True, None),
+        (2048, 768, "softmax", True, "sigmoid"),
         (6144, 768, "softmax", False, "got H=6144"), (2048, 4224, "softmax", False, "I=4224"),
     ],
 )  # fmt: skip
@@ -176,7 +177,9 @@ def test_products_that_choose_experts_are_both_in_passes(
         monkeypatch.setattr(token, name, lambda *given, name=name: called.append((name, given[-8:-3])))
     monkeypatch.setattr(token.devices, "current", lambda: SimpleNamespace(cu_count=lambda: UNITS))
     choice = token.Choice(torch.empty(1, 16), 8, scoring, torch.empty(16), scale=2.5, shared_experts=1)
-    x, (w1, w2) = torch.empty(1), (torch.empty(1, 1, 1).expand(17, *of) for of in ((2 * inner, hidden), (hidden, inner)))
+    x, sizes = torch.empty(1), ((2 * inner, hidden), (hidden, inner))
+    w1, w2 = (torch.empty(1, 1, 1).expand(17, *size) for size in sizes)
     assert token.token_gate_up(x, x, w1, x, choice).shape == (9, inner)
     assert token.token_down(between, w2, x, choice).shape == (1, hidden)
-    assert called == [(f"mxfp8_token_choose_{of}_out", (8, 1, scoring == "sigmoid", True, 2.5)) for of in ("gate_up", "down")]
+    options = 8, 1, scoring == "sigmoid", True, 2.5
+    assert called == [(f"mxfp8_token_choose_{of}_out", options) for of in ("gate_up", "down")]

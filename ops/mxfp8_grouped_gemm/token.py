@@ -176,7 +176,7 @@ def choice_refusal(hidden: int, inner: int, scoring: str, has_bias: bool) -> str
 
 
 def new_inner(slots: int, hidden: int, inner: int, device: torch.device) -> torch.Tensor:
-    """Return memory for what is between the two products: float32 [slots, I], or bfloat16 [slots, 2 I] of gate and up."""
+    """Return memory for what is between the products: float32 [slots, I], or bfloat16 [slots, 2 I] of gate and up."""
     if makes_swiglu(hidden, inner):
         return torch.empty(slots, inner, dtype=torch.float32, device=device)
     return torch.empty(slots, 2 * inner, dtype=torch.bfloat16, device=device)
@@ -274,6 +274,6 @@ def token_down(
     elif takes_passes(n, k):
         mxfp8_token_down_passes_out(*given, chosen, weights, *activation, *spread, programmatic.active())
     else:
-        spread = tuple(_configuration(n, slots * k, 1, n).values())
-        mxfp8_token_down_out(*given, chosen, weights, *activation, *spread, programmatic.active())
+        rest = *_configuration(n, slots * k, 1, n).values(), programmatic.active()
+        mxfp8_token_down_out(*given, chosen, weights, *activation, *rest)
     return result

@@ -21,13 +21,13 @@ from hipforge.cli.decode_step import BLOCK, Shape
 from hipforge.jit import registry
 from hipforge.nn import CacheStep, PagedKVCache
 from hipforge.nn.cache import UNSPLIT_KEYS
+from hipforge.ops import norm_router
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_grouped_gemm import token
 from hipforge.ops.norm_router import residual_rms_mxfp8_router
-from hipforge.ops import norm_router
 
 PAGE_SIZE = 64
 BLOCK_M = 64  # slots of a tile, as hipforge.nn.MXFP8MoE has
