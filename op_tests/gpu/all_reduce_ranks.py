@@ -22,6 +22,9 @@ from helpers.peer_parts import summed
 
 import hipforge
 from hipforge.nn import Peers
+from hipforge.ops import summed_linear
+from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
+from hipforge.ops.mxfp8_gemm.kernels import row_stream, row_stream_made
 from hipforge.tuning import timing
 
 EPSILON, MOST_ROWS, MOST_COLUMNS = 1e-6, 64, 16384
@@ -118,6 +121,65 @@ def check_graph(peers: Peers, replays: int, programmatic: bool) -> None:
             )
 
 
+def weights(n: int, k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return hipforge.mxfp8_quantize(torch.randn(n, k, device="cuda", generator=generator).bfloat16() * k**-0.5)
+
+
+def check_products(rows: int, hidden: int, inner: int, layers: int, replays: int) -> None:
+    """Hold products around a sum to products and sums one by one, in graphs whose inputs change."""
+    peers, ranks = Peers.of_group(rows, hidden), dist.get_world_size()
+    own = random.Random(peers.rank)
+    up, norm_weight = weights(2 * inner, hidden, 1), torch.randn(hidden, device="cuda").bfloat16().abs()
+    dist.broadcast(norm_weight, 0)
+    down, flat = weights(hidden, inner, 2 + peers.rank), weights(hidden, inner, 50 + peers.rank)
+    bias = torch.ones(hidden, device="cuda").bfloat16() if peers.rank == 0 else None
+    gate_up = torch.zeros(rows, 2 * inner, device="cuda").bfloat16()
+    codes, scales = hipforge.mxfp8_quantize(torch.ones(rows, inner, device="cuda").bfloat16())
+    start = torch.randn(rows, hidden, device="cuda").bfloat16()
+    dist.broadcast(start, 0)
+    found = [torch.empty_like(gate_up) for _ in range(2 * layers)]
+    streams = [start.clone(), *(torch.empty_like(start) for _ in range(2 * layers))]
+
+    def calls() -> None:
+        for layer in range(2 * layers):
+            if layer % 2:
+                summed_linear.send_mxfp8_linear(codes, scales, *flat, peers)
+            else:
+                summed_linear.send_swiglu_mxfp8_linear(gate_up, *down, peers, bias, alpha=1.7, beta=1.0, limit=7.0)
+            summed_linear.summed_rms_mxfp8_linear(
+                peers, streams[layer], norm_weight, EPSILON, *up, out=found[layer], sum_out=streams[layer + 1]
+            )
+
+    def want(layer: int, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        part = torch.empty_like(start)
+        if layer % 2:
+            given = row_stream_made.configuration(hidden, inner, 132).values()
+            row_stream.mxfp8_row_stream_out(part, codes, scales, *flat, None, 8, *given, False)
+        else:
+            swiglu_mxfp8_linear(gate_up, *down, bias, alpha=1.7, beta=1.0, limit=7.0, out=part)
+        of = [torch.empty_like(part) for _ in range(ranks)]
+        dist.all_gather(of, part)
+        return residual_rms_mxfp8_linear(summed(of), residual, norm_weight, EPSILON, *up)
+
+    calls()
+    for programmatic in (False, True):
+        early = hipforge.programmatic_launch() if programmatic else torch.no_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"), early:
+            calls()
+        for replay in range(replays):
+            gate_up.copy_(torch.randn(gate_up.shape, device="cuda").bfloat16() * 3)
+            codes.copy_(hipforge.mxfp8_quantize(torch.randn(codes.shape, device="cuda").bfloat16())[0])
+            pause(own)
+            graph.replay()
+            residual = start
+            for layer in range(2 * layers):
+                right, residual = want(layer, residual)
+                where = f"{rows} x {hidden}, replay {replay}, layer {layer}: other bits"
+                require(same(found[layer], right) and same(streams[layer + 1], residual), where)
+
+
 def check_numbers(peers: Peers) -> None:
     """Let the count of calls pass 2^32."""
     dist.barrier()
@@ -190,6 +252,9 @@ def main() -> None:
     say("replays have them")
     check_numbers(peers)
     say("numbers pass 2^32")
+    for rows, hidden, inner in ((1, 4096, 7168), (2, 2048, 512), (1, 8192, 1024), (2, 4096, 2048)):
+        check_products(rows, hidden, inner, layers=3, replays=20)
+    say("products around sums have the bits of those one by one")
     require(hipforge.all_reduce(torch.ones(65, 32, device="cuda").half(), *peers) is None, "65 rows are not refused")
     if given.measure:
         for rows, columns in ((1, 4096), (8, 4096), (64, 4096), (1, 8192)):

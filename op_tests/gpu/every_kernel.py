@@ -30,6 +30,7 @@ import hipforge
 from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, test_mxfp8_grouped_gemm
 from hipforge.jit import demangle, obtain
 from hipforge.nn import Peers
+from hipforge.ops import summed_linear
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
@@ -241,6 +242,19 @@ def made() -> None:
             residual_rms_mxfp8_router(x, x.clone(), weight, 1e-6, w)
 
 
+def made_of_sums() -> None:
+    """The products around a sum over GPUs, of one rank."""
+    w, square = (hipforge.mxfp8_quantize(rows(torch.bfloat16, n, 512)) for n in (77, 512))
+    for m in (1, 2):
+        own = Peers.on_one_device(1, m, 512, DEVICE)[0]
+        residual, weight = rows(torch.bfloat16, m, 512), rows(torch.bfloat16, 512)
+        for bias in (None, weight):
+            x = hipforge.mxfp8_quantize(rows(torch.bfloat16, m, 512))
+            summed_linear.send_mxfp8_linear(*x, *square, own, bias)
+            summed_linear.send_swiglu_mxfp8_linear(rows(torch.bfloat16, m, 1024), *square, own, bias)
+            summed_linear.summed_rms_mxfp8_linear(own, residual, weight, 1e-6, *w)
+
+
 def experts() -> None:
     hidden, inner, count = 256, 128, 8
     first, second = rows(torch.bfloat16, count * 2 * inner, hidden), rows(torch.bfloat16, count * hidden, inner)
@@ -316,6 +330,7 @@ def _packed(
 def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
     found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
+    found |= {"made_of_sums": made_of_sums}
     found |= {f"ring_tiles-{tile}": partial(ring_tiles, tile) for tile in RING_TILES.parameters["tile"]}
     found |= {"row_stream": partial(configurations, "row_stream"), "skinny": skinny}
     found |= {f"mxfp4-{bits}": partial(mxfp4, bits) for bits in (4, 16)}

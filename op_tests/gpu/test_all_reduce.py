@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.peer_parts import summed
 
 import hipforge
 from hipforge.nn import Peers
+from hipforge.ops import summed_linear
+from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
+from hipforge.ops.mxfp8_gemm.kernels import row_stream, row_stream_made
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -27,11 +31,8 @@ def test_ranks_in_streams_of_one_gpu_get_the_bits_of_the_ops_one_by_one(
     for number in range(5):
         parts = [torch.randn(rows, columns, device="cuda").to(dtype) for _ in range(ranks)]
         residuals = [base.clone() for _ in range(ranks)]
-        total = parts[0].float()
-        for part in parts[1:]:
-            total = total + part.float()
         kept = base.clone()
-        want = hipforge.residual_rms_mxfp8(total.to(dtype), kept, weight, 1e-6)
+        want = hipforge.residual_rms_mxfp8(summed(parts), kept, weight, 1e-6)
         torch.cuda.synchronize()
         got = []
         for own, stream, part, residual in zip(peers, streams, parts, residuals, strict=True):
@@ -42,6 +43,37 @@ def test_ranks_in_streams_of_one_gpu_get_the_bits_of_the_ops_one_by_one(
         for results in got:
             for result, right in zip(results, want, strict=True):
                 assert torch.equal(result.view(torch.uint8), right.view(torch.uint8))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 4096), (2, 2048), (1, 8192)])
+def test_products_around_a_sum_have_the_bits_of_those_one_by_one(rows: int, hidden: int, ranks: int) -> None:
+    inner = 512
+    up, *down = (hipforge.mxfp8_quantize(torch.randn(*size, device="cuda").bfloat16()) for size in (
+        (2 * inner, hidden), *[(hidden, inner)] * ranks
+    ))  # fmt: skip
+    weight = torch.randn(hidden, device="cuda").bfloat16()
+    peers = Peers.on_one_device(ranks, rows, hidden, "cuda")
+    residual = torch.randn(rows, hidden, device="cuda").bfloat16()
+    for number in range(4):
+        parts = []
+        for own, by in zip(peers, down, strict=True):
+            if number % 2:
+                gate_up = torch.randn(rows, 2 * inner, device="cuda").bfloat16()
+                summed_linear.send_swiglu_mxfp8_linear(gate_up, *by, own)
+                parts.append(swiglu_mxfp8_linear(gate_up, *by))
+            else:
+                x = hipforge.mxfp8_quantize(torch.randn(rows, inner, device="cuda").bfloat16())
+                summed_linear.send_mxfp8_linear(*x, *by, own)
+                part = torch.empty_like(residual)
+                given = row_stream_made.configuration(hidden, inner, 132).values()
+                row_stream.mxfp8_row_stream_out(part, *x, *by, None, 8, *given, False)
+                parts.append(part)
+        want = residual_rms_mxfp8_linear(summed(parts), residual, weight, 1e-6, *up)
+        torch.cuda.synchronize()  # a rank that waits here could keep another's product from starting
+        for own in peers:
+            got = summed_linear.summed_rms_mxfp8_linear(own, residual, weight, 1e-6, *up)
+            assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -16,6 +16,7 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import EmulatorFault, GuardError
 from hipforge.nn import Peers
+from hipforge.ops import summed_linear
 from hipforge.ops.all_reduce import all_reduce, all_reduce_residual_rms, all_reduce_residual_rms_mxfp8
 from hipforge.ops.peers import POLLS
 
@@ -293,3 +294,8 @@ def test_no_lane_waits_or_reads_outside_of_its_memory() -> None:
         deliver(own, sender, normal(2, 288, seed=sender), 1)
     with emulator.options(checks="all"):
         all_reduce_residual_rms_mxfp8(normal(2, 288), normal(2, 288), normal(288), EPSILON, *own)
+
+
+def test_products_around_sums_say_where_they_are_for_and_what_they_refuse() -> None:
+    sizes: dict[str, Any] = {"sending": (2048,), "receiving": (3072,)}
+    assert summed_linear.refusal(1, 4096, **sizes) == "the kernels are for sm_90"

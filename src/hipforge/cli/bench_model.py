@@ -318,8 +318,9 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
 @click.option("--layers", type=click.IntRange(1, 1 << 10), help="Cut the model to so many layers of each kind.")
 @click.option("--tp", type=click.IntRange(1, 64), default=1, show_default=True,
               help="GPUs that share the model (tensor parallel), beside one of them alone; without peers.")  # fmt: skip
-@click.option("--sums", type=click.Choice(["fused", "one_shot", "all_reduce"]), default="fused", show_default=True,
-              help="Who adds up: the norm that follows, torch's kernel that reads other GPUs, or NCCL.")  # fmt: skip
+@click.option("--sums", type=click.Choice(["products", "norms", "one_shot", "all_reduce"]), default="products",
+              show_default=True,
+              help="Who adds up: the next product or norm, torch's kernel that reads other GPUs, or NCCL.")  # fmt: skip
 @click.option("--peers/--no-peers", default=True, show_default=True,
               help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
@@ -332,7 +333,7 @@ def command(
     programmatic: bool,
     layers: int | None,
     tp: int,
-    sums: Literal["fused", "one_shot", "all_reduce"],
+    sums: Literal["products", "norms", "one_shot", "all_reduce"],
     peers: bool,
     as_json: bool,
     picture: Path | None,

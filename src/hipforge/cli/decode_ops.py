@@ -16,12 +16,12 @@ import torch
 
 import hipforge
 from hipforge import devices
-from hipforge.cli.decode_ranks import ALONE
+from hipforge.cli.decode_ranks import ALONE, add_up_in_products
 from hipforge.cli.decode_step import BLOCK, Shape
 from hipforge.jit import registry
 from hipforge.nn import CacheStep, PagedKVCache
 from hipforge.nn.cache import UNSPLIT_KEYS
-from hipforge.ops import norm_router
+from hipforge.ops import norm_router, summed_linear
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
@@ -300,7 +300,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
 
     residual, copy, own_logits = new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
     x_part, x, add_parts = model.ranks.summed(new(batch, hidden))
-    peers = model.ranks.peers(batch, hidden)  # through which norms add up
+    peers: Any = model.ranks.peers(batch, hidden)  # through which norms add up, or products
+    in_products = peers is not None and fused and add_up_in_products(model, batch)
     logits, join = (own_logits, None) if model.ranks.count == 1 else model.ranks.joined(own_logits)
     streams = [residual, new(batch, hidden)]  # the residual stream, and where a fused norm writes the next one
     # Different tokens: equal ones would choose the same experts, in the first step only.
@@ -356,7 +357,21 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         else:
             op(name, "mall", partial(hipforge.residual_rms_mxfp8, x, streams[0], weight, EPSILON, **given))
 
+    def summed_product(name: str, weight: torch.Tensor, by: Linear, out: torch.Tensor) -> None:
+        call = partial(
+            summed_linear.summed_rms_mxfp8_linear, peers, streams[0], weight, EPSILON, by.weight, by.scale, by.bias,
+            weight_offset=shape.offset, out=out, sum_out=streams[1],
+        )  # fmt: skip
+        op(f"sum over GPUs, norm, {name}", "cold", lambda: call(), lambda: by.nbytes)
+        streams.reverse()
+
+    def sent_product(name: str, product: Callable[..., None], *given: torch.Tensor, by: Linear, **more: Any) -> None:
+        call = partial(product, *given, by.weight, by.scale, peers, by.bias, **more)
+        op(f"{name}, to all GPUs", "cold", lambda: call(), lambda: by.nbytes)
+
     def normed_product(name: str, weight: torch.Tensor, by: Linear, out: torch.Tensor, first: bool = False) -> None:
+        if in_products and not first:
+            return summed_product(name, weight, by, out)
         alone = first or peers is not None or not fused
         if alone or row_stream_made.norm_refusal(batch, *by.weight.shape) is not None:
             norm(weight, first)
@@ -451,6 +466,10 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         plain = (
             not activation["interleaved"] and row_stream_made.swiglu_refusal(batch, *layer.down.weight.shape) is None
         )
+        if in_products:
+            of = {name: each for name, each in activation.items() if name != "interleaved"}
+            sent_product("swiglu, down", summed_linear.send_swiglu_mxfp8_linear, parts.gate_up, by=layer.down, **of)
+            return
         if fused and plain:
             by = layer.down
             call = partial(swiglu_mxfp8_linear, parts.gate_up, by.weight, by.scale, by.bias, **activation, out=x_part)
@@ -472,7 +491,7 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
 
     def routed(layer: Layer) -> None:
         router: Any = layer.router
-        if not fused or norm_router.refusal(batch, hidden) is not None:
+        if peers is not None or not fused or norm_router.refusal(batch, hidden) is not None:
             norm(layer.post_norm, copied=True)
             op(
                 "router",
@@ -559,7 +578,10 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
             name, into = ("qkv", qkv) if layer.index_norms is None else ("qkv, index", indexed)
             normed_product(name, layer.input_norm, layer.qkv, into, first=index == 0)
             attention(index, layer)
-            product("o_proj", attended, layer.out, x_part)
+            if in_products:
+                sent_product("o_proj", summed_linear.send_mxfp8_linear, *attended, by=layer.out)
+            else:
+                product("o_proj", attended, layer.out, x_part)
         whole()
         if layer.router is None:
             normed_product("gate_up", layer.post_norm, layer.gate_up, parts.gate_up)
@@ -568,8 +590,11 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
             routed(layer)
             experts_of_one(layer) if one_token else experts(layer)
         whole()
-    norm(model.last_norm)
-    product("lm_head", normed, model.head, own_logits)
+    if in_products:
+        summed_product("lm_head", model.last_norm, model.head, own_logits)
+    else:
+        norm(model.last_norm)
+        product("lm_head", normed, model.head, own_logits)
     if join is not None:
         op("logits of all GPUs", "torch", join)
     choice = partial(hipforge.argmax, logits, out=tokens)

@@ -1,7 +1,8 @@
 """A model's part on each of several GPUs (tensor parallel), and the sums that make its layers whole again.
 
-They are added up by the norm that follows (:func:`hipforge.all_reduce_residual_rms_mxfp8`), by the one-shot kernel of
-torch's symmetric memory, in which every GPU reads the parts of the others, or by :func:`torch.distributed.all_reduce`.
+They are added up by the product that follows (:mod:`hipforge.ops.summed_linear`), by the norm that follows
+(:func:`hipforge.all_reduce_residual_rms_mxfp8`), by the one-shot kernel of torch's symmetric memory, in which every GPU
+reads the parts of the others, or by :func:`torch.distributed.all_reduce`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import torch.distributed as dist
 from hipforge.cli.decode_step import divided
 from hipforge.errors import ConfigError
 from hipforge.nn import Peers
+from hipforge.ops import summed_linear
 
 if TYPE_CHECKING:
     from hipforge.cli.decode_ops import Layer, Linear, Model
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
-Sums = Literal["fused", "one_shot", "all_reduce"]
+Sums = Literal["products", "norms", "one_shot", "all_reduce"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Ranks:
     sums: Sums = "all_reduce"
 
     def peers(self, rows: int, columns: int) -> Peers | None:
-        """Return the memory through which norms add up the processes' rows; None where they do not."""
-        return Peers.of_group(rows, columns) if self.count > 1 and self.sums == "fused" else None
+        """Return the memory through which products or norms add up the processes' rows; None where they do not."""
+        return Peers.of_group(rows, columns) if self.count > 1 and self.sums in ("products", "norms") else None
 
     def summed(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Callable[[], object]]:
         """Return where a process writes its part, where the sum will be, and the call that adds the parts up."""
@@ -113,6 +115,17 @@ def start(tp: int, arguments: Sequence[str]) -> int:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tp)]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     return subprocess.run([*command, "-m", "hipforge", *arguments], env=environment, check=False).returncode
+
+
+def add_up_in_products(model: Model, batch: int) -> bool:
+    """Return whether a model's products can add up what its processes have."""
+    shape = model.shape
+    if model.ranks.sums != "products" or shape.biases or shape.layers[1] or shape.projections:
+        return False
+    rows = {each.weight.shape[0] for layer in model.layers for each in (layer.qkv, layer.gate_up)}
+    columns = {each.weight.shape[1] for layer in model.layers for each in (layer.out, layer.down)}
+    receiving = *rows, model.head.weight.shape[0]
+    return summed_linear.refusal(batch, shape.hidden, sending=(*columns,), receiving=receiving) is None
 
 
 def part(model: Model, ranks: Ranks) -> Model:

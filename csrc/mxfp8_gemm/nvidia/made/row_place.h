@@ -12,7 +12,7 @@
 namespace hf::made_stream {
 
 struct OneMatrix {
-  static constexpr bool kChosen = false, kWeighed = false;
+  static constexpr bool kChosen = false, kWeighed = false, kSends = false;
 
   struct Block {
     __device__ __forceinline__ Block(const OneMatrix&, int, int, int, int) {}
@@ -35,7 +35,7 @@ struct OneMatrix {
 };
 
 struct ExpertRows {
-  static constexpr bool kChosen = true, kWeighed = false;
+  static constexpr bool kChosen = true, kWeighed = false, kSends = false;
 
   const int32_t* ids;
   int of_expert;  // rows
@@ -74,7 +74,7 @@ struct ExpertRows {
 };
 
 struct ExpertColumns {
-  static constexpr bool kChosen = true, kWeighed = true;
+  static constexpr bool kChosen = true, kWeighed = true, kSends = false;
 
   const int32_t* ids;
   const float* weights;

@@ -54,13 +54,13 @@ struct SharedX {
 
 /// X as codes and scales in memory.
 struct Codes {
-  static constexpr bool kMade = false;
+  static constexpr bool kMade = false, kPolls = false;
   static constexpr int kAhead = 8;  // more than a ring has
 };
 
 /// X = the RMS norm of the sum x + residual, times weight. Each row's sum is also stored, by one block.
 struct Norm {
-  static constexpr bool kMade = true;
+  static constexpr bool kMade = true, kPolls = false;
   static constexpr int kAhead = 1;  // slots of a ring that are asked for before x
   static constexpr int kMost = 2;   // chunks of a thread, of all rows
 
@@ -170,7 +170,7 @@ struct Norm {
 
 /// X = SwiGLU of gate_up [M, 2 K], gate in its first K columns.
 struct Swiglu {
-  static constexpr bool kMade = true;
+  static constexpr bool kMade = true, kPolls = false;
   static constexpr int kAhead = 1;
   static constexpr int kAtOnce = 4;  // chunks of a thread
 

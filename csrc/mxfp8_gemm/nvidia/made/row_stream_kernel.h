@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   uint8_t* const ring = shared + warp * kSlots * L::kSlotBytes;
   float* const parts = reinterpret_cast<float*>(shared + L::kRingBytes);
 
+  if constexpr (PLACE::kSends) place.find_buffers();
   // What says where W is comes from the launch before.
   if constexpr (PLACE::kChosen) let_next_start(), wait_for_predecessor();
   const typename PLACE::Block here(place, first, rows, lane, p.k);
@@ -122,7 +123,10 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     const int made_rows = here.made_rows(p.m), made_k = here.pitch(p.k);
     const auto weights = source.template ask_weights<L::kThreads>(made_rows, made_k);
     if constexpr (!PLACE::kChosen) wait_for_predecessor();
-    auto loaded = source.template load<L::kThreads>(made_rows, made_k);
+    auto loaded = [&] {
+      if constexpr (SOURCE::kPolls) return source.template load<L::kThreads>(weights, made_rows, made_k);
+      else return source.template load<L::kThreads>(made_rows, made_k);
+    }();
 #pragma unroll
     for (int s = kAhead; s < kSlots - 1; ++s) ask_next(s);
     source.template make<L::kThreads>(made, weights, loaded, made_rows, made_k, parts);
@@ -130,6 +134,8 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   } else if constexpr (!PLACE::kChosen) {
     wait_for_predecessor();  // from here on, X may be read and the output written
   }
+  uint32_t number = 0;  // of a call whose products are sent
+  if constexpr (PLACE::kSends) number = place.begin_call();
 
   std::conditional_t<SOURCE::kMade, MadePart<ROWS>, Part<ROWS>> x_next;
   const uint8_t *x_from[kHalves], *xs_from[kHalves];
@@ -200,7 +206,10 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
       const float* const from = all + (e / L::kPart << p.k_shift) * L::kPart + at;
       float sum = added<L::kPart>(from, p.k_shift);
       if (p.bias) sum += static_cast<float>(p.bias[first + row]);
-      p.out[size_t(m) * p.n + first + row] = static_cast<dev::bf16>(sum);
+      if constexpr (PLACE::kSends)
+        place.send(number, m, first + row, p.n, static_cast<dev::bf16>(sum));
+      else
+        p.out[size_t(m) * p.n + first + row] = static_cast<dev::bf16>(sum);
     }
   }
 }
