@@ -256,7 +256,7 @@ def all_reduce_residual_rms_mxfp8(
 def example(op: str, rows: int, columns: int) -> functools.partial[Any]:
     """Return a call of an op, of one rank, for ``hipforge profile``."""
     x, residual = torch.randn(rows, columns).bfloat16(), torch.randn(rows, columns).bfloat16()
-    peers = Peers.alone(rows, columns)
+    peers = Peers.alone(max(rows, 16), columns)  # of any small batch, as a server's
     if op == "all_reduce":
         return functools.partial(all_reduce, x, *peers)
     norm = all_reduce_residual_rms if op == "all_reduce_residual_rms" else all_reduce_residual_rms_mxfp8
