@@ -15,7 +15,6 @@ from hipforge.errors import GuardError
 from hipforge.ops.decode_attention import kernels
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8, decode_attention_splitk
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
-from hipforge.ops.reference.attention import paged_attention
 from hipforge.ops.reference.fp8_static import to_fp8_static
 
 pytestmark = [
@@ -178,22 +177,6 @@ def test_memory_that_is_given_is_written_and_nothing_beside_it(cache, split_k):
     assert (room[want.numel() :] == 0x55).all() and (scale_room[72:] == 0x55).all()
     typed = torch.zeros(ROWS, 12, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     assert attention(out_format="mxfp8", scale_out=typed)[2] is typed and torch.equal(bits(typed), want_scales)
-
-
-def test_the_torch_path_quantises_the_float32_result():
-    q, k, v = case(2, 2, 1, 2, 528, 60)
-    seqlens = lengths(60, 5)
-    told = hipforge.explain(decode_attention_fp8, q, k, v, None, seqlens, out_format="mxfp8")
-    assert told.path == "torch"
-    exact, lse = paged_attention(q, k.double(), v.double(), None, seqlens, 528**-0.5, True, dtype=torch.float32)
-    assert exact.dtype == torch.float32 and not torch.equal(exact, exact.bfloat16().float())
-    out, got_lse, scales = decode_attention_fp8(q, k, v, None, seqlens, return_lse=True, out_format="mxfp8")
-    want, want_scales = quantize_mxfp8(exact.view(4, 1056), FP8)
-    assert torch.equal(bits(out).view(4, 1056), bits(want)) and torch.equal(scales, want_scales)
-    given = torch.empty(2, 2, 2, 528).to(FP8)
-    by_one = torch.tensor([0.01])
-    assert decode_attention_fp8(q, k, v, None, seqlens, out_scale=by_one, out=given) is given
-    assert torch.equal(bits(given), bits(to_fp8_static(exact, by_one, FP8))) and torch.equal(got_lse, lse)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import torch
 from helpers.attention_caches import KINDS, holding
 from helpers.attention_cases import FP8, NAN_CODE, case, check, lengths, paged, rng
 
-import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops.decode_attention import attention_workspace_size
 from hipforge.ops.decode_attention_fp8 import decode_attention_fp8
-from hipforge.ops.reference.attention import paged_attention
 
 pytestmark = [
     pytest.mark.gfx942("(of_its_own and (64 or fp8)) or exact or tiles or read or unwritten or leak"),
@@ -178,31 +176,6 @@ def test_the_workspace_is_for_the_tokens_that_there_are():
     workspace = torch.full((size,), 255, dtype=torch.uint8)
     got = decode_attention_fp8(q, k, v, None, lengths(*LENGTHS), workspace=workspace, return_lse=True, **given)
     same(got, decode_attention_fp8(q, k, v, None, lengths(*LENGTHS), return_lse=True, **given))
-
-
-def test_the_torch_path_takes_them_too():
-    counts = (*COUNTS[:4], 2)
-    q, k, v = ragged_case(counts, 1, 2, 528, KEYS, seed=7)
-    (k_pages, tables), (v_pages, _) = paged(k, 16), paged(v, 16)
-    tables[1], tables[2, 0] = 2**31 - 1, -1  # no token, and before the window of a single one
-    seqlens, options = lengths(*LENGTHS), {"window": 10, "sinks": torch.tensor([0.5, -1.0])}
-    told = hipforge.explain(
-        decode_attention_fp8, q, k_pages, v_pages, tables, seqlens, cu_seqlens_q=starts_of(counts), max_seqlen_q=5
-    )
-    assert told.path == "torch"
-    padded = torch.cat((q, q[:2]))  # two tokens of no sequence
-    got = decode_attention_fp8(
-        padded, k_pages, v_pages, tables, seqlens, cu_seqlens_q=starts_of(counts), max_seqlen_q=9, return_lse=True,
-        **options,
-    )  # fmt: skip
-    want = one_by_one(
-        lambda b, part: paged_attention(
-            part, k[b : b + 1].double(), v[b : b + 1].double(), None, seqlens[b : b + 1], 528**-0.5, True, **options
-        ),
-        q, counts,
-    )  # fmt: skip
-    assert torch.allclose(got[0][:-2].float(), want[0].float(), atol=2**-9, rtol=2**-8)  # bfloat16 of the same float64
-    assert torch.allclose(got[1][:, :-2], want[1], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,27 @@ def _ragged(rng: Rng, batch: int, mq: int) -> Arguments:
     return {"cu_seqlens_q": torch.from_numpy(starts), "max_seqlen_q": mq}
 
 
+def with_unread_pages(rng: Rng, given: Arguments, page_size: int, tokens: int) -> Arguments:
+    """The call, often with numbers of no page where no token sees a key of it."""
+    tables = given["block_tables"]
+    if tables is None or tables.dim() == 3 or rng.chance(0.5):
+        return given
+    first_key = torch.arange(tables.shape[1]) * page_size
+    lengths = given["seqlens"].clamp(max=tables.shape[1] * page_size)[:, None]
+    starts = given.get("cu_seqlens_q")
+    counts = torch.full_like(lengths, tokens // len(tables)) if starts is None else starts.diff()[:, None]
+    seen = lengths if given["window"] is None else counts - 1 + given["window"]
+    unread = (first_key >= lengths) | (counts == 0) | (first_key + page_size <= lengths - seen)
+    tables[unread] = rng.pick((-1, 2**31 - 1))
+    return given
+
+
 def make_plain(rng: Rng) -> Arguments:
+    given = _drawn_plain(rng)
+    return with_unread_pages(rng, given, given["k_cache"].shape[1], given["q"].shape[:-2].numel())
+
+
+def _drawn_plain(rng: Rng) -> Arguments:
     batch, mq, kv_heads, group, d = (
         rng.pick((1, 2, 3)),
         rng.pick((1, 1, 2, 4)),
@@ -102,12 +122,14 @@ def make_plain(rng: Rng) -> Arguments:
 
 def make_past_tables(rng: Rng) -> Arguments:
     """A window over sequences that are longer than their pages."""
-    given = make_plain(rng)
+    given = _drawn_plain(rng)
     while (tables := given["block_tables"]) is None or tables.dim() == 3 or "cu_seqlens_q" in given:
-        given = make_plain(rng)
-    held = given["k_cache"].shape[1] * tables.shape[1]
+        given = _drawn_plain(rng)
+    page_size = given["k_cache"].shape[1]
+    held = page_size * tables.shape[1]
     lengths = rng.numbers.integers(held, held + 60, len(tables)).astype(np.int32)
-    return {**given, "seqlens": torch.from_numpy(lengths), "causal": True, "window": rng.pick((1, 5, 16))}
+    given |= {"seqlens": torch.from_numpy(lengths), "causal": True, "window": rng.pick((1, 5, 16))}
+    return with_unread_pages(rng, given, page_size, given["q"].shape[:-2].numel())
 
 
 def _rows(cache: Array, tables: Array | None) -> Array:
@@ -286,7 +308,7 @@ def make_packed(rng: Rng) -> Arguments:
     tokens = int(ragged["cu_seqlens_q"][-1]) + rng.integer(0, 2) if ragged else batch * mq
     shape = (1, tokens, groups, heads, d)
     q = rng.finite(*shape, dtype=rng.pick(HALVES))
-    return {
+    given = {
         "q": q, "k": wide[0], "v": wide[1],
         "k_scale_shift": wide[2], "v_scale_shift": wide[3],
         "seqlens": torch.from_numpy(rng.numbers.integers(0, most + 1, batch).astype(np.int32)), "block_tables": tables,
@@ -295,6 +317,7 @@ def make_packed(rng: Rng) -> Arguments:
         "num_groups": num_groups, **_options(rng, groups * heads), **ragged,
         **_outputs(rng, shape, (groups, heads, tokens) if ragged else (batch, groups, heads, mq), q.dtype),
     }  # fmt: skip
+    return with_unread_pages(rng, given, page_size, tokens)
 
 
 def _unpacked(words: torch.Tensor, scale_shift: torch.Tensor | None, num_groups: int | None) -> tuple[Array, Array]:
