@@ -329,20 +329,26 @@ def _full_disk(under: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "rename", lambda source, target, **more: (check(target), rename(source, target, **more))[1])
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_disk_that_fills_up_before_publication(
-    stand_in: StandIn,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    named: bool,
-) -> None:
-    home = tmp_path / "home"
-    temporary = tmp_path / "tmp"
+@pytest.fixture
+def default_dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where caches go where none is named, and what is taken instead."""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     monkeypatch.setattr(cache_dir.tempfile, "gettempdir", lambda: str(temporary))
     monkeypatch.setattr(cache_dir, "_refused", {})
+    return home, temporary
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_disk_that_fills_up_before_publication(
+    stand_in: StandIn,
+    default_dirs: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: bool,
+) -> None:
+    home, temporary = default_dirs
     with settings.scope(CACHE_DIR=home / "hipforge" if named else None):
         spec = stand_in.spec()
         _full_disk(home / "hipforge/gfx950", monkeypatch)
@@ -358,18 +364,9 @@ def test_a_disk_that_fills_up_before_publication(
             assert not obtain.binary(stand_in.spec()).built
 
 
-def test_a_disk_that_is_full_for_the_compiler(
-    stand_in: StandIn,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_disk_that_is_full_for_the_compiler(stand_in: StandIn, default_dirs: tuple[Path, Path]) -> None:
     """The compiler writes into the cache directory too; what it says about a full disk counts as the directory's."""
-    home = tmp_path / "home"
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    monkeypatch.setattr(cache_dir.tempfile, "gettempdir", lambda: str(temporary))
-    monkeypatch.setattr(cache_dir, "_refused", {})
+    home, temporary = default_dirs
     stand_in.install(before=f"case $PWD in {home}/*) echo 'error: x.o: No space left on device'; exit 1;; esac")
     with settings.scope(CACHE_DIR=None):
         entry = obtain.binary(stand_in.spec()).entry
