@@ -170,7 +170,7 @@ class GatheredWave {
         __syncthreads();
         continue;
       }
-      const uint32_t key = key_of<1>(first, work.end);
+      const uint32_t key = max(key_of<1>(first, work.end), sight.first);  // the pages before may not exist
       const auto left = static_cast<int32_t>(work.length - first);
       block<1, true>(key, page_of(key), min(work.end - first, static_cast<uint32_t>(kTileN)), left);
     }

@@ -67,15 +67,17 @@ struct Tokens {
 /// The sequence of a list of keys.
 __device__ __forceinline__ uint32_t sequence_of(const Problem& p, uint32_t list) { return p.lists.quotient(list); }
 
-/// Tiles of a list of `length` keys: some tokens of the sequence see those from `begin` on, all tokens those from whole_begin
-/// to before whole_end.
+/// Tiles of a list of `length` keys: some tokens of the sequence see those from `begin` on, of which `first` is the first key
+/// that one sees, and all tokens those from whole_begin to before whole_end.
 struct Sight {
-  uint32_t begin, whole_begin, whole_end;
+  uint32_t first, begin, whole_begin, whole_end;
 
-  __device__ Sight(const Problem& p, uint32_t list, uint32_t length) : begin(0), whole_begin(0), whole_end(length) {
+  __device__ Sight(const Problem& p, uint32_t list, uint32_t length)
+      : first(0), begin(0), whole_begin(0), whole_end(length) {
     if (p.all_seen) return;
     const uint32_t hidden = p.causal ? Tokens(p, sequence_of(p, list)).count - 1 : 0;  // keys after the first token's own
-    begin = tile_down(length > hidden + p.window ? length - hidden - p.window : 0);
+    first = length > hidden + p.window ? length - hidden - p.window : 0;
+    begin = tile_down(first);
     whole_begin = tile_down((length > p.window ? length - p.window : 0) + kTileN - 1);
     whole_end = max(whole_begin, hidden == 0 ? length : tile_down(length > hidden ? length - hidden : 0));
   }
