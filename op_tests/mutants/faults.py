@@ -391,6 +391,8 @@ FAULTS = [
         "csrc/decode_attention/amd/", "ops/test_decode_attention_gathered.py",
         ("gathered/page_of_the_first_key", "gathered_kernel.h", "table[p.page_size.quotient(key)]", "table[0]"),
         ("gathered/pages_of_the_block_before", "gathered_kernel.h", "min(first + kBlockN, whole - 1)", "first"),
+        ("gathered/pages_before_the_window", "gathered_kernel.h", "max(key_of<1>(first, work.end), sight.first)",
+         "key_of<1>(first, work.end)", "ops/test_decode_attention_kinds.py -k together"),
         ("gathered/keys_past_the_end", "gathered_kernel.h", "% (kTileN * kCount), end - 1);", "% (kTileN * kCount), end);"),
         ("gathered/other_parts_forgotten", "gathered_kernel.h", "scores[t] += scores_of[part].tiles[turn][t][lane];", ";"),
         ("gathered/parts_not_waited_for", "gathered_kernel.h", "__syncthreads();  // before the others' are read", ""),
