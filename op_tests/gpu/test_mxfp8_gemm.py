@@ -33,7 +33,8 @@ RINGS = [
     {"tile": tile, "k_splits": splits, "shared": shared}
     for tile, splits, shared in itertools.product(RING_TILES.parameters["tile"], (1, 3, 8), (0, 1))
 ]
-# (M, N, K): one of everything; odd sizes; K of no whole step, shorter and longer than one; several passes and rounds.
+# (M, N, K): one of everything; odd sizes; K of no whole step, shorter and longer than one; several passes and rounds;
+# more tiles than teams, which share the last ones.
 SHAPES = [
     (1, 1, 32),
     (3, 77, 2880),
@@ -43,6 +44,7 @@ SHAPES = [
     (32, 640, 2048),
     (70, 513, 1024),
     (300, 700, 1120),
+    (1100, 2000, 384),
 ]
 
 
@@ -121,12 +123,12 @@ def test_a_weight_shared_before_gives_the_bits_of_one_that_the_call_shares(k) ->
 @pytest.mark.parametrize("splits", [1, 8])
 @pytest.mark.parametrize("tile", RING_TILES.parameters["tile"])
 def test_a_weight_that_the_call_shares_is_read_when_it_is_there(tile, splits) -> None:
-    """The workspace starts as codes that are NaN. The last tiles start beside the last blocks that make their codes."""
-    m, n, k = 16, 2304, 6144  # read too early in one run, in which other processes had the GPU too
+    """The workspace starts as codes that are NaN. Rows are long and few: tiles start on multiprocessors without one."""
+    m, n, k = 16, 64, 1 << 17
     parts, out = operands(m, n, k), torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
     want = exact(*parts)
     for _ in range(10):
-        workspace = torch.full((workspace_bytes(m, n, k, tile, 1),), 0x7F, dtype=torch.uint8, device="cuda")
+        workspace = torch.full((workspace_bytes(m, n, k, tile, 1, splits),), 0x7F, dtype=torch.uint8, device="cuda")
         mxfp8_ring_tiles_out(out, *parts, None, workspace, tile, splits, 1, False)
         assert relative(out, want) < BOUND
 

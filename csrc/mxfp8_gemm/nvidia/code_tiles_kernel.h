@@ -37,6 +37,11 @@ __device__ __forceinline__ bool has_rare_x(uint32_t word) {
 /// 2^(byte b of a word - 127), 0 for the byte 0.
 __device__ __forceinline__ float factor_of(uint32_t word, int b) { return __uint_as_float(__byte_perm(word, 0, 0x0444 | b << 12) >> 1); }
 
+template <int VALUE>
+struct Number {
+  static constexpr int kValue = VALUE;
+};
+
 template <class L>
 __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __grid_constant__ Maps maps, const Problem p) {
   constexpr int kSums = L::kRows / 2, kSeen = L::kRows / 32, kDepth = L::kRows >= 128 ? 2 : 1;
@@ -49,16 +54,27 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
   }
   let_next_start();
   __syncthreads();
+  if (L::kTeam > 1) arrive_at_cluster();  // other blocks arrive at this one's barriers and fill its stages
   if (threadIdx.x >= L::kConsumers) {
     give_registers<L::kOfProducer>();
-    if (threadIdx.x == L::kConsumers) produce<L>(p, shared, maps);
+    if (threadIdx.x == L::kConsumers) {
+      produce<L>(p, shared, maps);
+    } else if (L::kTeam > 1) {
+      wait_for_cluster();
+    }
     __syncwarp();
-    if (p.splits > 1) meet_cluster(), meet_cluster();
+    if (L::kTeam > 1) {
+      arrive_at_cluster(), wait_for_cluster();
+    } else if (p.splits > 1) {
+      meet_cluster(), meet_cluster();
+    }
     return;
   }
   take_registers<L::kOfConsumer>();
+  if (L::kTeam > 1) wait_for_cluster();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0), lane = threadIdx.x % 32, t = lane % 4;
-  uint32_t of_line = (group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4) * 16;  // its scales in a slot
+  const int of_group = L::kTurns ? 0 : group * 64;  // its rows of W
+  uint32_t of_line = (of_group + threadIdx.x % 128 / 32 * 16 + lane / 4) * 16;  // its scales in a slot
   uint32_t of_words = L::kWordsAt + lane * kSeen * 4;                               // this lane's words of X in a slot
   asm volatile("" : "+r"(of_line), "+r"(of_words));                                 // not computed again in every step
   const uint32_t units = shared.stages + L::kUnitsAt + group * L::kRows * 4;  // of the sums' columns: a scale byte each
@@ -69,7 +85,8 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
     meet_group();
   };
   Cursor<L> cursor;
-  for_each_tile<L>(p, [&](const Place<L>& at) {
+  for_each_tile<L>(p, [&](const Place<L>& before, int turn) {
+    Place<L> at = before;
     float sums[kSums] = {}, d[kDepth][kSums] = {};  // sums, and products of a block of k: one is under way while one is added
     set_units([](int) { return 127u; });
     uint32_t seen[kSeen] = {};  // words of this lane's rows of X
@@ -86,32 +103,51 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
       }
     };
     const auto to_ones = [](uint32_t) { return make_uint2(127, 127); };
-    const auto start = [&](float (&to)[kSums], int block, bool more = false) {
+    const auto product = [&](float (&to)[kSums], int block, bool more = false) {
       const uint32_t stage = shared.stage(cursor);
+      CodeProduct<L::kRows>::start(to, tile_at(stage + of_group * kStep) + 2 * block, tile_at(stage + L::kXAt) + 2 * block, more);
+    };
+    const auto start = [&](float (&to)[kSums], int block) {
       order_registers();
-      CodeProduct<L::kRows>::start(to, tile_at(stage + group * 64 * kStep) + 2 * block, tile_at(stage + L::kXAt) + 2 * block, more);
+      product(to, block);
       commit_products();
+    };
+    const auto load_of_w = [&](uint32_t (&of_w)[2], int of_span) {
+      const uint32_t from = shared.scales(cursor) + of_line + of_span * 4;
+      of_w[0] = load_shared<uint32_t>(from), of_w[1] = load_shared<uint32_t>(from + 128);
     };
     const auto add = [&](const float (&from)[kSums], const uint32_t (&of_w)[2], int block) {
       const float factors[2] = {factor_of(of_w[0], block), factor_of(of_w[1], block)};
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] = fmaf(from[i], factors[i % 4 / 2], sums[i]);
     };
-    for (int step = 0; step < at.steps; ++step, cursor.advance()) {
+    bool starts = false;  // a span, since this group's last step
+    int step = -1;
+    const auto move = [&] {
+      do {
+        if (step >= 0) cursor.advance();
+        if (++step == at.steps) break;
+        const bool of_span = cursor.starts_span(at, step);
+        starts |= of_span;
+        if (L::kTurns && of_span) shared.wait_full(cursor);  // scales come with the first step of a span, whose ever it is
+      } while (L::kTurns && (step & 1) != group);
+    };
+    move();
+    while (step < at.steps) {
       shared.wait_full(cursor);
-      const bool starts = cursor.starts_span(at, step);
       const uint32_t scales = shared.scales(cursor);
       const int of_span = (at.first + step) % kSpan;
-      const uint32_t of_w[2] = {load_shared<uint32_t>(scales + of_line + of_span * 4),
-                                load_shared<uint32_t>(scales + of_line + 128 + of_span * 4)};
-      uint32_t now[kSeen], changed = step == 0;
-      load_words(now, scales + of_words + of_span * L::kRows * 4);
+      uint32_t of_w[2];
+      load_of_w(of_w, of_span);
+      uint32_t now[kSeen], changed = step == (L::kTurns ? group : 0);
+      const uint32_t words_of_lane = scales + of_words + of_span * L::kRows * 4;
+      load_words(now, words_of_lane);
       start(d[0], 0);  // what the products are multiplied by is found while they are under way
       if (starts) {
         uint32_t found = 0;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int row = group * 64 + lane + 32 * i;
+          const int row = of_group + lane + 32 * i;
           uint32_t v[4];
           load_words(v, scales + row * 16);
           if (at.n0 + row >= p.n) continue;
@@ -121,12 +157,14 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
             if (L::kWhole && v[s] != (v[s] & 255) * 0x01010101u) found |= 1 << s;
           }
         }
-        several = __reduce_or_sync(~0u, found), rare_w = several & 16;
+        several = __reduce_or_sync(~0u, found), rare_w = several & 16, starts = false;
       }
       const bool whole = L::kWhole && !(several >> of_span & 1);
       if (whole) {
+        order_registers();
 #pragma unroll
-        for (int block = 1; block < 4; ++block) start(d[0], block, true);
+        for (int block = 1; block < 4; ++block) product(d[0], block, true);
+        commit_products();
       } else if (kDepth == 2) {
         start(d[kDepth - 1], 1);
       }
@@ -177,9 +215,47 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
         }
         shared.release(cursor);
       } else if (whole) {
-        wait_products<0>(d[0]);
-        shared.release(cursor);
-        add(d[0], of_w, 0);
+        // Steps of the span that are like this one follow at once: each starts before the sums of the one before are added.
+        int like = 0;
+        const int left = min(kSpan - of_span, at.steps - step) - 1;
+        if (L::kTeam > 1 && left > 0 && several >> (of_span + 1) << (31 - left) << 1 == 0) {
+          uint32_t other = 0;
+#pragma unroll
+          for (int s = 1; s < kSpan; ++s) {
+            if (s > left) break;
+            uint32_t then[kSeen];
+            load_words(then, words_of_lane + s * L::kRows * 4);
+#pragma unroll
+            for (int i = 0; i < kSeen; ++i) other |= now[i] ^ then[i];
+          }
+          if (!__any_sync(~0u, other)) like = L::kTurns ? left / 2 : left;
+        }
+        const auto finish = [&](auto self, auto number) {
+          constexpr int kNumber = decltype(number)::kValue;
+          const Cursor<L> from = cursor;
+          if constexpr ((kNumber + 1) * (L::kTurns ? 2 : 1) < kSpan) {
+            if (like > kNumber) {
+              uint32_t next_of_w[2];
+              move();
+              shared.wait_full(cursor);
+              load_of_w(next_of_w, (at.first + step) % kSpan);
+              order_registers();
+#pragma unroll
+              for (int block = 0; block < 4; ++block) product(d[(kNumber + 1) % kDepth], block, block > 0);
+              commit_products();
+              wait_products<1>(d[kNumber % kDepth]);
+              shared.release(from);
+              add(d[kNumber % kDepth], of_w, 0);
+              of_w[0] = next_of_w[0], of_w[1] = next_of_w[1];
+              self(self, Number<kNumber + 1>{});
+              return;
+            }
+          }
+          wait_products<0>(d[kNumber % kDepth]);
+          shared.release(from);
+          add(d[kNumber % kDepth], of_w, 0);
+        };
+        finish(finish, Number<0>{});
       } else {
 #pragma unroll
         for (int block = 0; block < 4; ++block) {
@@ -194,10 +270,22 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
           add(d[block % kDepth], of_w, block);
         }
       }
+      move();
     }
     convert(to_ones);
-    if (p.splits == 1) {
-      store_sums<L>(p, at, sums);
+    asm volatile("" : "+r"(turn));  // found again: its registers are free in the steps
+    place_of(p, turn, at);
+    if constexpr (L::kTurns) {
+      float half[kSums / 2];
+      exchange<L>(memory, group, sums, half);
+      if (at.whole || add_parts<L>(p, at, half)) store_sums<L>(p, at.m0 + group * L::kRows / 2, at.n0, half);
+      return;
+    } else if constexpr (L::kTeam > 1) {
+      if (at.whole || add_parts<L>(p, at, sums)) store_sums<L>(p, at.m0, at.n0 + of_group, sums);
+      return;
+    }
+    if (at.whole) {
+      store_sums<L>(p, at.m0, at.n0 + of_group, sums);
       return;
     }
     meet_consumers<L>();  // the stages are not read any more
@@ -207,6 +295,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
     store_shared_sums<L>(p, at, shared.stages);
     meet_cluster();  // nobody reads the sums of a block that has ended
   });
+  if (L::kTeam > 1) arrive_at_cluster(), wait_for_cluster();  // nor arrives at its barriers
 }
 
 }  // namespace hf::mx_tiles

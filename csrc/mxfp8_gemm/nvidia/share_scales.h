@@ -31,6 +31,8 @@ struct Sharing {
   Rows x, w;
   int padded, k;  // rows of X with words
   bool codes_of_w;
+  uint32_t* there;  // words of the launch after this one that start as zeros
+  int count;
 };
 
 constexpr int kMostSharing = 512;  // threads of a row
@@ -124,6 +126,8 @@ __global__ void __launch_bounds__(kMostSharing, TURNS > 2 ? 1 : 2) share_scales(
   const int thread = threadIdx.x, threads = blockDim.x, row = blockIdx.x;
   let_next_start();
   wait_for_predecessor();
+  if (row == 0)
+    for (int i = thread; i < p.count; i += threads) p.there[i] = 0;
   if (row < p.x.rows) {
     share_row<TURNS>(p.x, row, p.k);
   } else if (row < p.padded) {  // of no row of X, but a tile may read them

@@ -5,10 +5,15 @@
 // read: the bytes of both operands, 128 k of kColumns + kRows lines a stage, in the 128-byte swizzle, and with every fourth step
 // the scales of 512 k, in a ring of their own. A cluster of `splits` blocks shares the K of one tile; its blocks add their sums
 // through distributed shared memory, in the order of the blocks.
+//
+// Tiles of 128 rows of X are for teams: clusters of two blocks with the same rows of X and k, and neighbouring rows of W. Each block
+// asks for half of X and the copy engine brings it to both, so a slot is free when both blocks' consumers have read it. Teams take whole
+// tiles in turn; what is left is shared by steps (Ranges), a part of a tile's sums in the workspace, added in the order of its steps.
 #pragma once
 
 #include "hipforge/device/vector.h"
 #include "stream.h"
+#include "team.h"
 #include "wgmma.h"
 
 namespace hf::mx_tiles {
@@ -30,7 +35,9 @@ struct Problem {
   const dev::bf16* bias;
   int m, n, k;
   int splits;         // blocks of a cluster, which share K
-  int tiles;
+  int tiles, whole;   // tiles in all, and those that no teams share
+  float4* parts;      // of the teams that share tiles: sums of each block, and whether they are there
+  uint32_t* there;
   bool made_scales;   // the predecessor has written the scales of W too
   bool made_codes;    // and its codes
   bool whole_stores;  // rows of the result start at multiples of 16 bytes
@@ -41,25 +48,30 @@ struct Maps {
   CUtensorMap x, w, words, scales;
 };
 
-/// ROWS of X, GROUPS of four warps with 64 rows of W each, STAGES of the ring; BLOCKS that a multiprocessor holds.
-template <int ROWS, int GROUPS, int STAGES, int BLOCKS>
+/// ROWS of X, GROUPS of four warps with 64 rows of W each, STAGES of the ring; BLOCKS that a multiprocessor holds. TURNS: the groups
+/// have the same 64 rows of W and take steps in turn. TEAM: blocks of a cluster, which have the same rows of X.
+template <int ROWS, int GROUPS, int STAGES, int BLOCKS, int TEAM = 1, bool TURNS = false>
 struct Ring {
+  static constexpr int kTeam = TEAM;
+  static constexpr bool kTurns = TURNS;
   static constexpr bool kWhole = ROWS >= 128;  // a step whose rows have one scale each is summed in the tensor core
   static constexpr int kRows = ROWS, kGroups = GROUPS, kStages = STAGES, kBlocks = BLOCKS;
   static constexpr int kWarps = GROUPS * 4, kConsumers = kWarps * 32, kThreads = kConsumers + 128;
-  static constexpr int kColumns = GROUPS * 64, kLines = kColumns + ROWS;
+  static constexpr int kColumns = TURNS ? 64 : GROUPS * 64, kLines = kColumns + ROWS;
   static constexpr int kXAt = kColumns * kStep, kStageBytes = kLines * kStep;
   // Scales of a span: of W, 16 bytes a row; of X, a word a row for each step. A span may have one step, and a slot is free once the
   // last step that reads it is.
   static constexpr int kSlots = STAGES + 1, kWordsAt = kColumns * 16, kSlotBytes = kWordsAt + ROWS * 16;
   static constexpr int kScalesAt = STAGES * kStageBytes, kUnitsAt = kScalesAt + kSlots * kSlotBytes;
-  static constexpr int kBarriersAt = kUnitsAt + GROUPS * ROWS * 4;
+  static constexpr int kExchangeAt = kUnitsAt + GROUPS * ROWS * 4;  // sums that groups which take turns give each other
+  static constexpr int kBarriersAt = kExchangeAt + (TURNS ? kColumns * ROWS * 4 : 0);
   static constexpr int kBytes = kBarriersAt + 2 * STAGES * 8 + 1024;  // stages start at a multiple of 1,024
   static constexpr int kPitch = kColumns + 4;  // floats of a row of sums, so that those of a warp meet no bank twice
   // Registers of a thread of the producer's four warps and of a consumer, in all those that the block has at the start.
   static constexpr int kAtStart = 65536 / (kThreads * BLOCKS) / 8 * 8;
   static constexpr int kOfProducer = 40, kOfConsumer = (kAtStart * (GROUPS + 1) - kOfProducer) / GROUPS / 8 * 8;
-  static_assert(ROWS * kPitch * 4 <= kScalesAt, "the sums of a tile take the place of its stages");
+  static_assert(TEAM > 1 || ROWS * kPitch * 4 <= kScalesAt, "the sums of a tile take the place of its stages");
+  static_assert(!TURNS || GROUPS == 2);
   static_assert(ROWS % 32 == 0 && kColumns <= 256 && kBytes <= kMostShared && BLOCKS * (kBytes + 1024) <= 228 * 1024);
 };
 
@@ -67,23 +79,62 @@ struct Ring {
 template <class L>
 struct Place {
   int split, m0, n0, first, steps;  // steps of 128
-  __device__ __forceinline__ Place(const Problem& p, int tile) {
-    split = static_cast<int>(blockIdx.x) % p.splits;
+  bool whole;                       // all steps of the tile
+  __device__ __forceinline__ void put(const Problem& p, int tile) {
     // Tiles in bands of kBand along M, so that those at work at a time share rows of both operands in L2.
-    const int across = (p.m + L::kRows - 1) / L::kRows, down = (p.n + L::kColumns - 1) / L::kColumns;
+    const int across = (p.m + L::kRows - 1) / L::kRows, down = (p.n + L::kColumns * L::kTeam - 1) / (L::kColumns * L::kTeam);
     const int band = tile / (kBand * down), height = min(kBand, across - band * kBand), in_band = tile - band * kBand * down;
-    m0 = (band * kBand + in_band % height) * L::kRows, n0 = in_band / height * L::kColumns;
-    const int all = (p.k + kStep - 1) / kStep;
-    first = static_cast<int>(int64_t(all) * split / p.splits);
-    steps = static_cast<int>(int64_t(all) * (split + 1) / p.splits) - first;
+    m0 = (band * kBand + in_band % height) * L::kRows, n0 = in_band / height * L::kColumns * L::kTeam;
+    if (L::kTeam > 1) n0 += static_cast<int>(blockIdx.x) % L::kTeam * L::kColumns;
   }
 };
 
-/// Calls `visit` with every tile of this block.
+/// The steps of tiles past Problem::whole, one after the other, cut into as many ranges as there are teams: the first team has the
+/// last one, so that the team whose range starts a tile, and which waits for the sums of the others, comes after them.
+struct Ranges {
+  int teams, of_tile;
+  uint32_t units;  // fewer than 132 tiles of at most 2^17 steps, times at most 66
+  __device__ __forceinline__ explicit Ranges(const Problem& p, int team)
+      : teams(static_cast<int>(gridDim.x) / team), of_tile((p.k + kStep - 1) / kStep), units((p.tiles - p.whole) * of_tile) {}
+  __device__ __forceinline__ int from(int range) const { return static_cast<int>(units * range / static_cast<uint32_t>(teams)); }
+};
+
+/// This block's tile of a turn; false if it has had all.
+template <class L>
+__device__ __forceinline__ bool place_of(const Problem& p, int turn, Place<L>& at) {
+  if constexpr (L::kTeam > 1) {
+    const Ranges ranges(p, L::kTeam);
+    int team = static_cast<int>(blockIdx.x) / L::kTeam;
+    asm volatile("" : "+r"(team));  // what follows from it is found in every turn, so that no registers hold it meanwhile
+    const int range = ranges.teams - 1 - team;
+    int tile = team + turn * ranges.teams;
+    at.first = at.split = 0, at.steps = ranges.of_tile;
+    if (tile >= p.whole) {
+      const int past = turn - (p.whole - team + ranges.teams - 1) / ranges.teams, unit = ranges.from(range), end = ranges.from(range + 1);
+      tile = unit / ranges.of_tile + past;
+      const int from = past == 0 ? unit : tile * ranges.of_tile;
+      if (from >= end) return false;
+      at.first = from - tile * ranges.of_tile, at.steps = min(ranges.of_tile - at.first, end - from);
+      tile += p.whole;
+    }
+    at.whole = at.steps == ranges.of_tile;
+    at.put(p, tile);
+  } else {
+    const int all = (p.k + kStep - 1) / kStep, tile = (static_cast<int>(blockIdx.x) + turn * static_cast<int>(gridDim.x)) / p.splits;
+    if (tile >= p.tiles) return false;
+    at.split = static_cast<int>(blockIdx.x) % p.splits, at.whole = p.splits == 1;
+    at.first = static_cast<int>(int64_t(all) * at.split / p.splits);
+    at.steps = static_cast<int>(int64_t(all) * (at.split + 1) / p.splits) - at.first;
+    at.put(p, tile);
+  }
+  return true;
+}
+
+/// Calls `visit` with every tile of this block and its turn.
 template <class L, class Visit>
 __device__ __forceinline__ void for_each_tile(const Problem& p, Visit visit) {
-  const int stride = static_cast<int>(gridDim.x) / p.splits;
-  for (int tile = static_cast<int>(blockIdx.x) / p.splits; tile < p.tiles; tile += stride) visit(Place<L>(p, tile));
+  Place<L> at;
+  for (int turn = 0; place_of(p, turn, at); ++turn) visit(at, turn);
 }
 
 /// Where a role is in the rings: a slot of the stages and the parity of its round, and a slot of the scales.
@@ -110,7 +161,7 @@ struct Shared {
   __device__ __forceinline__ uint32_t stage(const Cursor<L>& c) const { return stages + c.slot * L::kStageBytes; }
   __device__ __forceinline__ uint32_t scales(const Cursor<L>& c) const { return stages + L::kScalesAt + c.span * L::kSlotBytes; }
   __device__ __forceinline__ void init() const {
-    for (int s = 0; s < L::kStages; ++s) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, L::kWarps * kArrivals);
+    for (int s = 0; s < L::kStages; ++s) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, (L::kTurns ? 4 : L::kWarps) * kArrivals * L::kTeam);
   }
   __device__ __forceinline__ void wait_full(const Cursor<L>& c) const { wait_phase(full + 8 * c.slot, c.parity); }
   /// At once in the first round, whose slots nobody has used.
@@ -118,7 +169,13 @@ struct Shared {
   /// Of a warp: its lanes have read the stage.
   __device__ __forceinline__ void release(const Cursor<L>& c) const {
     __syncwarp();
-    if (threadIdx.x % 32 < kArrivals) arrive(empty + 8 * c.slot);
+    if constexpr (L::kTeam == 1) {
+      if (threadIdx.x % 32 < kArrivals) arrive(empty + 8 * c.slot);
+    } else {  // both blocks' producers write the X of both
+      static_assert(kArrivals == 1 || kArrivals == 32);
+      for (int block = 0; block < L::kTeam; ++block)
+        if (kArrivals == 32 || threadIdx.x % 32 == block) arrive_in(empty + 8 * c.slot, block);
+    }
   }
 };
 
@@ -128,7 +185,7 @@ template <class L>
 __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& shared, const Maps& maps) {
   Cursor<L> cursor;
   bool first = true;
-  for_each_tile<L>(p, [&](const Place<L>& at) {
+  for_each_tile<L>(p, [&](const Place<L>& at, int) {
     const auto ask = [&](int step, bool for_w, bool for_x) {
       const uint32_t barrier = shared.full + 8 * cursor.slot;
       const int from = at.first + step;
@@ -138,7 +195,11 @@ __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& share
         arrive_expecting(barrier, L::kStageBytes + (starts ? L::kSlotBytes : 0));
         copy_tile(shared.stage(cursor), maps.w, from * kStep, at.n0, barrier);
       }
-      if (for_x) copy_tile(shared.stage(cursor) + L::kXAt, maps.x, from * kStep, at.m0, barrier);
+      if (for_x && L::kTeam == 1) copy_tile(shared.stage(cursor) + L::kXAt, maps.x, from * kStep, at.m0, barrier);
+      if (for_x && L::kTeam > 1) {  // a part of X's rows, for all blocks of the team
+        const int rows = static_cast<int>(blockIdx.x) % L::kTeam * (L::kRows / L::kTeam);
+        copy_tile(shared.stage(cursor) + L::kXAt + rows * kStep, maps.x, from * kStep, at.m0 + rows, barrier, (1 << L::kTeam) - 1);
+      }
       if (starts && for_x) copy_tile(shared.scales(cursor) + L::kWordsAt, maps.words, at.m0, from / kSpan * kSpan, barrier);
       if (starts && (p.made_scales ? for_x : for_w)) copy_tile(shared.scales(cursor), maps.scales, from / kSpan * 16, at.n0, barrier);
       cursor.advance();
@@ -148,6 +209,7 @@ __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& share
       const int ahead = p.made_codes ? 0 : min(at.steps, L::kStages);
 #pragma unroll 1
       for (; step < ahead; ++step) ask(step, true, false);
+      if (L::kTeam > 1) wait_for_cluster();
       wait_for_predecessor();  // from here on X may be read and, by those that waited for it, the output written
       cursor = {};
 #pragma unroll 1
@@ -202,18 +264,18 @@ __device__ __forceinline__ void store_shared_sums(const Problem& p, const Place<
   }
 }
 
-/// Stores the sums of a consumer's 64 rows of W from registers: 8 x 8 results are turned between lanes, so that a row of the result
-/// has 16 neighbours from four lanes.
-template <class L>
-__device__ __forceinline__ void store_sums(const Problem& p, const Place<L>& at, const float (&sums)[L::kRows / 2]) {
+/// Stores the sums of a consumer's 64 rows of W and COUNT / 4 * 8 rows of X from registers: 8 x 8 results are turned between lanes, so
+/// that a row of the result has 16 neighbours from four lanes.
+template <class L, int COUNT>
+__device__ __forceinline__ void store_sums(const Problem& p, int m0, int n_of_group, const float (&sums)[COUNT]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int n0 = at.n0 + warp / 4 * 64 + warp % 4 * 16;
+  const int n0 = n_of_group + warp % 4 * 16;
   float bias[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i)
     if (p.bias && n0 + g + 8 * i < p.n) bias[i] = static_cast<float>(p.bias[n0 + g + 8 * i]);
 #pragma unroll
-  for (int j = 0; j < L::kRows / 8; ++j) {
+  for (int j = 0; j < COUNT / 4; ++j) {
     uint32_t turned[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -224,7 +286,7 @@ __device__ __forceinline__ void store_sums(const Problem& p, const Place<L>& at,
     // turned[i]: columns 8 i + 2 t, + 1 of row g. Even lanes take four columns of the first eight, odd ones of the second.
     const uint32_t other = __shfl_xor_sync(~0u, t % 2 ? turned[0] : turned[1], 1);
     const uint32_t low = t % 2 ? other : turned[0], high = t % 2 ? turned[1] : other;
-    const int row = at.m0 + 8 * j + g, n = n0 + t % 2 * 8 + t / 2 * 4;
+    const int row = m0 + 8 * j + g, n = n0 + t % 2 * 8 + t / 2 * 4;
     if (row >= p.m) continue;
     dev::bf16* const to = p.out + size_t(row) * p.n + n;
     if (p.whole_stores) {
@@ -235,6 +297,62 @@ __device__ __forceinline__ void store_sums(const Problem& p, const Place<L>& at,
         if (n + e < p.n) reinterpret_cast<uint16_t*>(to)[e] = static_cast<uint16_t>((e < 2 ? low : high) >> (e % 2 * 16));
     }
   }
+}
+
+/// The end of a team's part of a tile that others have parts of too. The one with the first steps adds the others' sums in their
+/// order and goes on; the others leave theirs and are done. Returns whether this block goes on.
+template <class L, int COUNT>
+__device__ __forceinline__ bool add_parts(const Problem& p, const Place<L>& at, float (&sums)[COUNT]) {
+  const Ranges ranges(p, L::kTeam);
+  const int rank = static_cast<int>(blockIdx.x) % L::kTeam, own = ranges.teams - 1 - static_cast<int>(blockIdx.x) / L::kTeam;
+  const auto parts_of = [&](int range) { return p.parts + size_t(range * L::kTeam + rank) * (COUNT / 4 * L::kConsumers) + threadIdx.x; };
+  wait_for_predecessor();  // which has cleared `there`
+  if (at.first != 0) {
+    float4* const to = parts_of(own);
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; ++i) __stcg(to + i * L::kConsumers, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+    meet_consumers<L>();
+    if (threadIdx.x == 0) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p.there + own * L::kTeam + rank), "r"(1) : "memory");
+    return false;
+  }
+  const int end = (ranges.from(own + 1) - 1) / ranges.of_tile * ranges.of_tile + ranges.of_tile;  // of this tile
+  for (int range = own + 1; range < ranges.teams && ranges.from(range) < end; ++range) {
+    if (ranges.from(range) == ranges.from(range + 1)) continue;
+    if (threadIdx.x == 0) {
+      uint32_t there;
+      do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(p.there + range * L::kTeam + rank) : "memory");
+      while (!there);
+    }
+    meet_consumers<L>();
+    const float4* const from = parts_of(range);
+#pragma unroll
+    for (int i = 0; i < COUNT / 4; ++i) {
+      const float4 more = __ldcg(from + i * L::kConsumers);
+      sums[4 * i] += more.x, sums[4 * i + 1] += more.y, sums[4 * i + 2] += more.z, sums[4 * i + 3] += more.w;
+    }
+  }
+  return true;
+}
+
+/// Groups that take turns have sums of the same results: each takes one half of X's rows, and what the other has of it.
+template <class L>
+__device__ __forceinline__ void exchange(uint8_t* memory, int group, const float (&sums)[L::kRows / 2], float (&half)[L::kRows / 4]) {
+  float4* const places = reinterpret_cast<float4*>(memory + L::kExchangeAt) + threadIdx.x % 128;
+  constexpr int kQuads = L::kRows / 16;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const auto given = [&](int e) { return group ? sums[4 * i + e] : sums[4 * (i + kQuads) + e]; };
+    places[(group * kQuads + i) * 128] = make_float4(given(0), given(1), given(2), given(3));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) half[4 * i + e] = group ? sums[4 * (i + kQuads) + e] : sums[4 * i + e];
+  }
+  meet_consumers<L>();
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const float4 more = places[((1 - group) * kQuads + i) * 128];
+    half[4 * i] += more.x, half[4 * i + 1] += more.y, half[4 * i + 2] += more.z, half[4 * i + 3] += more.w;
+  }
+  meet_consumers<L>();  // the places are written again at the end of the next tile
 }
 
 template <int REGISTERS>

@@ -32,9 +32,9 @@ class Rate:
 
     Attributes:
         start_us: of a call.
-        step_us: of a block's step of 128 k.
+        step_us: of a block's or a team's step of 128 k.
         round_us: of the ends of a round of blocks.
-        share_us: where blocks share K, and a third of it more for each block more.
+        share_us: where blocks or teams share K, and a third of it more for each more.
         bytes_per_us: of W.
         blocks: of a multiprocessor.
         beside_us: of a step, where two blocks are on a multiprocessor.
@@ -54,12 +54,19 @@ RATES = MappingProxyType({
     ((32, 128), 0): Rate(3.2, 0.50, 1.3, 2.8, 2.5e6, 2, 0.80),
     ((64, 128), 0): Rate(3.0, 0.88, 2.7, 3.3, 2.4e6, 2, 0.94),
     ((64, 256), 0): Rate(2.0, 0.82, 5.7, 3.6, 2.2e6),
-    ((128, 128), 0): Rate(4.5, 0.84, 2.9, 3.1, 1.85e6),
-    ((128, 128), 1): Rate(3.7, 0.52, 3.1, 3.8, 1.53e6),
+    ((128, 128), 0): Rate(6.1, 0.52, 2.3, 3.2, 1.95e6),
+    ((128, 256), 0): Rate(5.7, 0.86, 3.1, 4.2, 1.87e6),
+    ((128, 256), 1): Rate(5.4, 0.53, 3.1, 4.3, 1.87e6),
 })  # fmt: skip
 TILES = tuple(dict.fromkeys(tile for tile, _ in RATES))
 # Multiprocessors, of 132, that clusters of so many blocks can have: a cluster stays in a part of the GPU.
-CLUSTERED = MappingProxyType({1: 132, 2: 132, 3: 120, 4: 120, 8: 112})
+CLUSTERED = MappingProxyType({1: 132, 2: 132, 3: 114, 4: 120, 8: 112})
+TEAM_TILES = (128128, 128256)  # which two blocks have half of each: a team
+MOST_TEAMS = 66
+TEAM_SPLITS = (1, 2, 3, 4)
+# Weights whose scales are shared before look like others: they are slower where they are shared again, and no faster in
+# tiles of 64 rows and fewer, which scale each product. So both have to be faster than other choices by as much.
+NOT_WHOLE, AGAIN = 1.1, 1.15
 MOST_SHARED = 1 << 30  # bytes of W that a call makes again
 SHARED_BYTES_PER_US = 2.3e6  # of codes read and written again with shared scales
 COPIED_US = 2.0  # where K is no multiple of 512: scales of W are copied to whole lines
@@ -82,16 +89,25 @@ def _launch(out: torch.Tensor, *given: Any) -> None:
     mxfp8_ring_tiles_out(out, *given, programmatic.active())
 
 
-def workspace_bytes(m: int, n: int, k: int, tile: int, shared: int) -> int:
-    """Return the bytes of a launch's workspace: X, its scales, scales of W in whole lines, and W where it is shared."""
-    padded, steps = _ceil(m, tile // 1000) * (tile // 1000), k_steps(k)
+def workspace_bytes(m: int, n: int, k: int, tile: int, shared: int, k_splits: int = 1) -> int:
+    """Return the bytes of a launch's workspace: X, its scales, scales of W in whole lines, and W where it is shared.
+
+    Teams that share tiles leave their sums there too.
+    """
+    rows, columns = divmod(tile, 1000)
+    padded, steps = _ceil(m, rows) * rows, k_steps(k)
     scales = n * 16 * _ceil(k, 512)  # always, since W's scales may start anywhere
-    return sum(256 * _ceil(part, 256) for part in (m * k, 4 * steps * padded, scales, n * k * shared))
+    parts = 0
+    if tile in TEAM_TILES and k_splits > 1:
+        teams = min(MOST_TEAMS, _ceil(m, rows) * _ceil(n, columns) * k_splits)
+        parts = teams * rows * columns * 4 + 1024
+    return sum(256 * _ceil(part, 256) for part in (m * k, 4 * steps * padded, scales, n * k * shared, parts))
 
 
 def _workspace(given: Configuration, key: Sequence[int], device: torch.device) -> torch.Tensor:
     m, n, k = key
-    return torch.empty(workspace_bytes(m, n, k, given["tile"], given["shared"]), dtype=torch.uint8, device=device)
+    size = workspace_bytes(m, n, k, given["tile"], given["shared"], given["k_splits"])
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 @documented_like(run_raw)
@@ -111,8 +127,10 @@ def mxfp8_ring_tiles(
     most 2^-11 of the largest of its block (``csrc/mxfp8_gemm/nvidia/share_scales.h``).
 
     Args:
-        tile: rows of X times 1000 plus rows of W that a block multiplies: 32128, 64128, 64256 or 128128.
-        k_splits: blocks that share K, 1 to 8, each with at least one step of 128.
+        tile: rows of X times 1000 plus rows of W that a block multiplies: 32128, 64128 or 64256; or a team of two
+            blocks: 128128 or 128256.
+        k_splits: blocks that share K, 1 to 8, each with at least one step of 128. Of teams, at most so many for a tile;
+            with more than 1 all teams have the same number of steps.
         shared: 1 for W in that form too, which the call makes: for many rows of X.
     """
     return run_raw(RING_TILES, Xq, Wq, Xq, Xs, Wq, Ws, bias, tile=tile, k_splits=k_splits, shared=shared)
@@ -122,18 +140,44 @@ def _slots(k_splits: int, units: int) -> int:
     return max(1, units * CLUSTERED[k_splits] // CLUSTERED[1])
 
 
-def _rough_us(m: int, n: int, k: int, tile: Tile, k_splits: int, shared: int, units: int) -> float:
-    rate = RATES[tile, shared]
+def _busy_us(m: int, n: int, k: int, tile: Tile, k_splits: int, rate: Rate, units: int) -> float:
+    """Return the time of the rounds of a launch's blocks, where clusters share the K of tiles."""
     blocks = _ceil(m, tile[0]) * _ceil(n, tile[1]) * k_splits
     slots = _slots(k_splits, units)
     beside = rate.blocks > 1 and blocks > slots
     rounds = _ceil(blocks, slots * (rate.blocks if beside else 1))
     steps = _ceil(k_steps(k), k_splits)
     busy = rounds * (steps * (rate.beside_us if beside else rate.step_us) + rate.round_us)
-    if k_splits > 1:
-        busy += rate.share_us * (1 + 0.35 * (k_splits - 1))
+    return busy + (rate.share_us * (1 + 0.35 * (k_splits - 1)) if k_splits > 1 else 0)
+
+
+def _busy_team_us(m: int, n: int, k: int, tile: Tile, k_splits: int, rate: Rate, units: int) -> float:
+    """Return the time of the teams' steps: whole tiles in rounds, or the same number of steps for each team."""
+    tiles, steps = _ceil(m, tile[0]) * _ceil(n, tile[1]), k_steps(k)
+    teams = min(MOST_TEAMS, max(1, units // 2), tiles * k_splits)
+    if k_splits == 1 or tiles % teams == 0:
+        return _ceil(tiles, teams) * (steps * rate.step_us + rate.round_us)
+    if tiles > teams:
+        return tiles * steps / teams * rate.step_us + _ceil(tiles, teams) * rate.round_us + 1.35 * rate.share_us
+    of_team = _ceil(tiles * steps, teams)
+    parts = _ceil(steps, of_team)
+    return of_team * rate.step_us + rate.round_us + rate.share_us * (1 + 0.35 * (parts - 1))
+
+
+def _rough_us(m: int, n: int, k: int, tile: Tile, k_splits: int, shared: int, units: int) -> float:
+    rate = RATES[tile, shared]
+    of_blocks = _busy_team_us if tile_number(tile) in TEAM_TILES else _busy_us
     made = 2 * k * (m + n * shared) / SHARED_BYTES_PER_US + (COPIED_US if k % 512 else 0)
-    return rate.start_us + made + max(busy, n * k / rate.bytes_per_us)
+    return rate.start_us + made + max(of_blocks(m, n, k, tile, k_splits, rate, units), n * k / rate.bytes_per_us)
+
+
+def _splits(m: int, n: int, k: int, tile: Tile, units: int) -> Iterator[int]:
+    tiles, steps = _ceil(m, tile[0]) * _ceil(n, tile[1]), k_steps(k)
+    for k_splits in TEAM_SPLITS if tile_number(tile) in TEAM_TILES else CLUSTERED:
+        if k_splits == 1 or (
+            k_splits <= steps and (tile_number(tile) in TEAM_TILES or tiles * k_splits <= _slots(k_splits, units))
+        ):
+            yield k_splits
 
 
 def _timed(m: int, n: int, k: int, units: int) -> list[Timed]:
@@ -144,15 +188,20 @@ def _timed(m: int, n: int, k: int, units: int) -> list[Timed]:
         )
         for tile, shared in RATES
         if n * k * shared <= MOST_SHARED
-        for k_splits in CLUSTERED
-        if k_splits <= k_steps(k)
-        if k_splits == 1 or _ceil(m, tile[0]) * _ceil(n, tile[1]) * k_splits <= _slots(k_splits, units)
+        for k_splits in _splits(m, n, k, tile, units)
     ]
+
+
+def _as_wanted(timed: Timed, m: int) -> float:
+    us, given = timed
+    if given["shared"]:
+        return us * AGAIN
+    return us * (NOT_WHOLE if m > INVARIANT_TILE[0] and given["tile"] not in TEAM_TILES else 1)
 
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
-    yield min(_timed(m, n, k, cu_count), key=lambda one: one[0])
+    yield min(_timed(m, n, k, cu_count), key=lambda one: _as_wanted(one, m))
 
 
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
