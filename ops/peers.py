@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hipforge.errors import GuardError
+from hipforge.errors import ConfigError, GuardError
 
 HEADER, SLOTS, CHUNK, MAX_RANKS = 32, 2, 8, 8  # as csrc/all_reduce/all_reduce.cu has them
 POLLS = 1 << 27
@@ -48,9 +48,21 @@ class Peers(NamedTuple):
             device: of this process; default: the current GPU.
 
         Raises:
+            ConfigError: there is no process group, or this torch sees no GPU.
             GuardError: rows, columns or the number of processes are not in range.
         """
         import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigError(
+                "Peers.of_group needs torch's process group: start the processes with torchrun and call "
+                "torch.distributed.init_process_group first; Peers.alone is a group of one process"
+            )
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "Peers.of_group needs a GPU for each process, whose memory the others reach, and torch sees none; "
+                "Peers.on_one_device has ranks for tests"
+            )
         from torch.distributed import _symmetric_memory
 
         group = dist.group.WORLD if group is None else group

@@ -14,7 +14,7 @@ from stress.case import Arguments, Op, Rng
 
 import hipforge
 from hipforge import emulator
-from hipforge.errors import EmulatorFault, GuardError
+from hipforge.errors import ConfigError, EmulatorFault, GuardError
 from hipforge.nn import Peers
 from hipforge.ops import summed_linear
 from hipforge.ops.all_reduce import all_reduce, all_reduce_residual_rms, all_reduce_residual_rms_mxfp8
@@ -286,6 +286,15 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(GuardError, match="must"):
             Peers.on_one_device(ranks, rows, columns)
     assert own.buffer.count_nonzero() == 0
+
+
+def test_a_group_without_processes_or_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="init_process_group first"):
+        Peers.of_group(1, 64)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch sees none"):
+        Peers.of_group(1, 64)
 
 
 def test_no_lane_waits_or_reads_outside_of_its_memory() -> None:
