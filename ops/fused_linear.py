@@ -85,7 +85,7 @@ def _two_are_faster(problem: Problem, arch: str, cu_count: int, row: TunedRow | 
 
 
 def _plan_norm(x: Described, wq: Described) -> Decision:
-    m, n, k = require_factors(x, wq)
+    m, n, k = require_factors(x, wq, ("x", "wq"))
     refusal = None if x.dtype == _BF16 else f"x of bfloat16; got {x.dtype}"
     refusal = refusal or row_stream_made.norm_refusal(m, n, k)
     return _decided("residual_rms_mxfp8_linear", "residual_rms_mxfp8, mxfp8_linear", refusal, x.device, (m, n, k))

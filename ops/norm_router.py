@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from hipforge.ops.core import invariance, programmatic
-from hipforge.ops.core.checks import Described, require_factors
+from hipforge.ops.core.checks import Described, require_dtype, require_factors, require_operand
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
-from hipforge.ops.core.formats import BLOCK
+from hipforge.ops.core.formats import BLOCK, HALVES
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
@@ -40,7 +40,8 @@ def refusal(tokens: int, hidden: int) -> str | None:
 
 
 def _plan(x: Described, w: Described) -> Decision:
-    m, _, k = require_factors(x, w)
+    require_dtype("x", x, tuple(HALVES))
+    m, _, k = require_factors(x, w, ("x", "w"))
     reason = None if x.dtype == torch.bfloat16 else f"x of bfloat16; got {x.dtype}"
     if invariance.STATE.on:
         reason = "a result that does not depend on the other rows needs the launches of their own"
@@ -106,6 +107,8 @@ def residual_rms_mxfp8_router(
         >>> logits.tolist(), total[0, 0].item()
         ([[32.0, 32.0]], 2.0)
     """
+    require_operand("residual", residual, (x.dtype,), x.shape, "x's dtype and shape", x.device)
+    require_operand("norm_weight", norm_weight, (x.dtype,), x.shape[1:], "x's dtype, one for each column", x.device)
     logits = new_or_given(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
     total = new_or_given(sum_out, x.shape, x.dtype, x.device)
     fresh = _new(x, w) if q_out is None or scale_out is None else (None,) * 4

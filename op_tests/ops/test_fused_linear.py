@@ -55,6 +55,20 @@ def test_a_norm_and_its_router_are_two_launches_here() -> None:
     assert told.kernel == "residual_rms_mxfp8, router_gemm" and "sm_90" in told.refused["kernel"]
 
 
+def test_a_norm_and_its_router_name_the_argument_that_they_refuse() -> None:
+    x, residual, weight, router = drawn(M, K), drawn(M, K), drawn(K), drawn(9, K)
+    wrong: list[tuple[str, tuple[Any, ...]]] = [
+        ("x must be float16 or bfloat16; got float32", (x.float(), residual, weight, 1e-5, router)),
+        ("residual must be bfloat16", (x, residual[:, :32], weight, 1e-5, router)),
+        ("norm_weight must be bfloat16", (x, residual, weight[:5], 1e-5, router)),
+        ("w must be .*its K is that of x", (x, residual, weight, 1e-5, router[:, :32])),
+        ("w must be a torch.Tensor; got float", (x, residual, weight, router, 1e-5)),
+    ]
+    for message, call in wrong:
+        with pytest.raises(GuardError, match=message):
+            residual_rms_mxfp8_router(*call)
+
+
 @pytest.mark.parametrize(
     "tokens, hidden, fault",
     [(1, 2048, None), (1, 8192, None), (2, 2048, "got 2 and"), (0, 64, "got 0 and"), (1, 8224, "and H=8224"),

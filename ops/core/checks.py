@@ -159,13 +159,16 @@ def require_shape(name: str, x: Described, shape: Sequence[int], why: str) -> No
         raise GuardError(f"{name} must be {list(shape)} ({why}); got {described(x)}")
 
 
-def require_factors(xq: Described, wq: Described) -> tuple[int, int, int]:
+def require_factors(
+    x: Described, w: Described, names: tuple[str, str] = ("xq", "wq")
+) -> tuple[int, int, int]:
     """Return M, N and K of the factors of X[M, K] @ W[N, K]^T; refuse ones that do not fit each other."""
-    require_tensor(xq=xq, wq=wq)
-    require_rank("xq", xq, 2, "[M, K]")
-    require_rank("wq", wq, 2, "[N, K]")
-    (m, k), n = xq.shape, wq.shape[0]
-    require_shape("wq", wq, (n, k), "its K is that of xq")
+    of_x, of_w = names
+    require_tensor(**{of_x: x, of_w: w})
+    require_rank(of_x, x, 2, "[M, K]")
+    require_rank(of_w, w, 2, "[N, K]")
+    (m, k), n = x.shape, w.shape[0]
+    require_shape(of_w, w, (n, k), f"its K is that of {of_x}")
     return m, n, k
 
 
