@@ -20,7 +20,10 @@ from hipforge.cli.profile_subjects import SUBJECTS
 K = 256
 SIZES = {"N": 64, "K": K, "C": K, "D": 64, "V": 40, "E": 4, "TOPK": 2, "MKV": 300, "HQ": 8, "HKV": 2, "G": 4}
 SLOTS = ("sorted_token_ids", "expert_ids", "num_tokens_post_padded")
-ADDED_TO = ("residual_rms", "residual_rms_fp8_dynamic", "residual_rms_mxfp8")
+ADDED_TO = (
+    "residual_rms", "residual_rms_fp8_dynamic", "residual_rms_mxfp8", "all_reduce_residual_rms",
+    "all_reduce_residual_rms_mxfp8",
+)  # fmt: skip
 
 
 class Call(NamedTuple):
