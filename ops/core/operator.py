@@ -105,8 +105,8 @@ def operator(
             require_readable_numbers(name, given, numbers)
             accepted = checked.get(at) or plan(**{each: given[each] for each in planned}).accepted
             if accepted is None:
-                require_float32(name, signature, given)
-                require_annotated(name, signature, given)
+                for require in (require_float32, require_annotated):  # no kernel will look at them
+                    require(name, signature, given)
                 return None
             require_sound(name, used(given), writes)
             require_float32(name, signature, given)
