@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hipforge.errors import GuardError
 from hipforge.ops.core import programmatic
-from hipforge.ops.core.checks import require_dtype, require_rank, require_tensor
+from hipforge.ops.core.checks import require_dtype, require_finite, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, Refused, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import BLOCK, HALVES
@@ -73,21 +73,12 @@ def _plan(x: torch.Tensor, buffer: torch.Tensor, addresses: torch.Tensor) -> Dec
     return _decision("all_reduce", x, buffer, addresses, CHUNK)
 
 
-def _plan_norm(x: torch.Tensor, buffer: torch.Tensor, addresses: torch.Tensor, weight_offset: float = 0.0) -> Decision:
-    _require_finite(weight_offset)
-    return _decision("all_reduce_residual_rms", x, buffer, addresses, CHUNK)
+def _plan_norm(op: str, unit: int) -> Callable[..., Decision]:
+    def plan(x: torch.Tensor, buffer: torch.Tensor, addresses: torch.Tensor, weight_offset: float = 0.0) -> Decision:
+        require_finite(weight_offset=weight_offset)
+        return _decision(op, x, buffer, addresses, unit)
 
-
-def _plan_mxfp8(
-    x: torch.Tensor, buffer: torch.Tensor, addresses: torch.Tensor, weight_offset: float = 0.0
-) -> Decision:
-    _require_finite(weight_offset)
-    return _decision("all_reduce_residual_rms_mxfp8", x, buffer, addresses, BLOCK)
-
-
-def _require_finite(weight_offset: float) -> None:
-    if not abs(weight_offset) < math.inf:  # a comparison, because torch traces it with a symbolic number
-        raise GuardError(f"weight_offset must be finite; got {weight_offset}")
+    return plan
 
 
 @operator(_plan, fake=lambda x: torch.empty_like(x), outs=("out",), mutates=("buffer",), rows=("x",))
@@ -140,7 +131,7 @@ def all_reduce(
 
 
 @operator(
-    _plan_norm,
+    _plan_norm("all_reduce_residual_rms", CHUNK),
     fake=lambda x: torch.empty_like(x),
     outs=("out",),
     mutates=("residual", "buffer"),
@@ -195,7 +186,7 @@ def all_reduce_residual_rms(
 
 
 @operator(
-    _plan_mxfp8,
+    _plan_norm("all_reduce_residual_rms_mxfp8", BLOCK),
     fake=lambda x: new_or_given_mxfp8(x, x.shape),
     outs=("out", "scale_out"),
     mutates=("residual", "buffer", "also_out"),

@@ -15,7 +15,14 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
-from hipforge.ops.core.checks import require_dtype, require_operand, require_out, require_rank, require_tensor
+from hipforge.ops.core.checks import (
+    require_dtype,
+    require_finite,
+    require_operand,
+    require_out,
+    require_rank,
+    require_tensor,
+)
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import HALVES
@@ -86,8 +93,7 @@ def _plan(name: str) -> Callable[..., Decision]:
         input: Any = named[called]
         require_dtype(called, input, HALVES)
         require_rank(called, input, 2, "[rows, cols]")
-        if not abs(weight_offset) < math.inf:  # a comparison, because torch traces it with a symbolic number
-            raise GuardError(f"weight_offset must be finite; got {weight_offset}")
+        require_finite(weight_offset=weight_offset)
         return plan_kernel(name, input.device)
 
     return plan

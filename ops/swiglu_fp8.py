@@ -11,7 +11,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
-from hipforge.ops.core.checks import described, require_device, require_dtype, require_tensor
+from hipforge.ops.core.checks import described, require_device, require_dtype, require_finite, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.documented import documented_like
 from hipforge.ops.core.formats import HALVES
@@ -281,8 +281,6 @@ def example(op: str, rows: int, columns: int) -> functools.partial[Any]:
 
 def check_activation(alpha: float, beta: float, limit: float | None) -> None:
     """Refuse parameters that no clamped SwiGLU has."""
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not abs(value) < math.inf:  # comparisons, because torch traces them with symbolic numbers
-            raise GuardError(f"{name} must be finite; got {value}")
+    require_finite(alpha=alpha, beta=beta)
     if limit is not None and not 0 < limit < math.inf:
         raise GuardError(f"limit must be positive and finite, or None for no clamp; got {limit}")

@@ -172,6 +172,13 @@ def require_factors(
     return m, n, k
 
 
+def require_finite(**numbers: float) -> None:
+    """Refuse infinities and NaN by their names, with a comparison, which torch traces with symbolic numbers."""
+    for name, value in numbers.items():
+        if not abs(value) < math.inf:
+            raise GuardError(f"{name} must be finite; got {value}")
+
+
 def require_device(name: str, x: Described, device: torch.device) -> None:
     """Refuse a tensor that is not on ``device``."""
     if x.device != device:
