@@ -32,7 +32,7 @@ from hipforge.ops.mxfp4_gemm.raw import Problem, launch
 from hipforge.ops.mxfp4_made import FAMILY
 from hipforge.ops.mxfp8_gemm import mxfp8_linear
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
-from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8
+from hipforge.ops.rmsnorm_fp8 import require_norm_operands, residual_rms_mxfp8
 from hipforge.ops.swiglu_fp8 import check_activation, swiglu_mxfp8
 
 _BF16 = torch.bfloat16
@@ -161,6 +161,7 @@ def residual_rms_mxfp8_linear(
             *taken.configuration.values(), programmatic.active(),
         )  # fmt: skip
         return result, total
+    require_norm_operands(x, residual, norm_weight)
     total.copy_(residual)
     q, scale, _ = residual_rms_mxfp8(x, total, norm_weight, epsilon, weight_offset=weight_offset)
     return mxfp8_linear(q, scale, wq, w_scale, bias, out=result), total

@@ -7,14 +7,13 @@ from dataclasses import replace
 import torch
 
 from hipforge.ops.core import invariance, programmatic
-from hipforge.ops.core.checks import Described, require_dtype, require_factors, require_operand
+from hipforge.ops.core.checks import Described, require_dtype, require_factors
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import BLOCK, HALVES
-from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
-from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.core.outputs import new_or_given, new_or_given_mxfp8
 from hipforge.ops.core.stub import stub
-from hipforge.ops.rmsnorm_fp8 import residual_rms_mxfp8
+from hipforge.ops.rmsnorm_fp8 import require_norm_operands, residual_rms_mxfp8
 from hipforge.ops.router_gemm import router_gemm
 
 MODULE = "module_norm_router"
@@ -53,9 +52,8 @@ def _plan(x: Described, w: Described) -> Decision:
 
 
 def _new(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    q = torch.empty(x.shape, dtype=fp8_dtypes(x.device)[0], device=x.device)
-    scale = torch.empty((x.shape[0], x.shape[1] // BLOCK), dtype=torch.uint8, device=x.device)
-    return x.new_empty((x.shape[0], w.shape[0]), dtype=torch.float32), torch.empty_like(x), q, scale
+    logits = x.new_empty((x.shape[0], w.shape[0]), dtype=torch.float32)
+    return logits, torch.empty_like(x), *new_or_given_mxfp8(x, x.shape)
 
 
 @operator(_plan, fake=_new, outs=("out", "sum_out", "q_out", "scale_out"))
@@ -107,18 +105,15 @@ def residual_rms_mxfp8_router(
         >>> logits.tolist(), total[0, 0].item()
         ([[32.0, 32.0]], 2.0)
     """
-    require_operand("residual", residual, (x.dtype,), x.shape, "x's dtype and shape", x.device)
-    require_operand("norm_weight", norm_weight, (x.dtype,), x.shape[1:], "x's dtype, one for each column", x.device)
     logits = new_or_given(out, (x.shape[0], w.shape[0]), torch.float32, x.device)
-    total = new_or_given(sum_out, x.shape, x.dtype, x.device)
-    fresh = _new(x, w) if q_out is None or scale_out is None else (None,) * 4
-    q, scale = q_out if q_out is not None else fresh[2], scale_out if scale_out is not None else fresh[3]
-    assert q is not None and scale is not None
+    total = new_or_given(sum_out, x.shape, x.dtype, x.device, "sum_out")
+    q, scale = new_or_given_mxfp8(x, x.shape, q_out, scale_out)
     if taken.path == "kernel":
         norm_router_out(
             logits, total, q, scale, x, residual, norm_weight, w, bias, epsilon, weight_offset, programmatic.active()
         )
         return logits, total, q, scale
+    require_norm_operands(x, residual, norm_weight)
     y = torch.empty_like(x)
     total.copy_(residual)
     residual_rms_mxfp8(

@@ -86,6 +86,12 @@ residual_rms_dynamic_out = stub(
 )
 
 
+def require_norm_operands(x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor) -> None:
+    """Refuse a residual or a weight that is not x's, under the names of ops that make the norm of two launches."""
+    require_operand("residual", residual, (x.dtype,), x.shape, "x's dtype and shape", x.device)
+    require_operand("norm_weight", norm_weight, (x.dtype,), x.shape[1:], "x's dtype, one for each column", x.device)
+
+
 def _plan(name: str) -> Callable[..., Decision]:
     def plan(weight_offset: float = 0.0, out_format: str = "rows", e8m0: bool = False, **named: Any) -> Decision:
         require_format(out_format, e8m0)

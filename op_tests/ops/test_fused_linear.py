@@ -67,6 +67,11 @@ def test_a_norm_and_its_router_name_the_argument_that_they_refuse() -> None:
     for message, call in wrong:
         with pytest.raises(GuardError, match=message):
             residual_rms_mxfp8_router(*call)
+    w, w_scale = hipforge.mxfp8_quantize(drawn(9, K))
+    with pytest.raises(GuardError, match="residual must be"):  # torch would repeat its one row
+        residual_rms_mxfp8_linear(x, residual[:1], weight, 1e-5, w, w_scale)
+    with pytest.raises(GuardError, match="norm_weight must be"):
+        residual_rms_mxfp8_linear(x, residual, weight[:5], 1e-5, w, w_scale)
 
 
 @pytest.mark.parametrize(
