@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from hipforge.aiter_compat.runner import Cases
+from hipforge.aiter_compat.cases import Cases
 
 
 def run(arguments: Sequence[str], cases: Cases, sample: int, finder: Any) -> int:
