@@ -15,6 +15,7 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
+from hipforge.ops.peers import Peers
 
 PUBLIC = ("argmax",)
 EXAMPLES = {"argmax": "M=1,V=128256"}
@@ -25,6 +26,21 @@ MAX_COLUMNS = 2**31 - 1
 @compile_ops("module_argmax", variant=lambda out, logits, *rest: {"HF_INPUT": FLOATS[logits.dtype]})
 def argmax_out(out: torch.Tensor, logits: torch.Tensor, programmatic: bool) -> None:
     """Write ``out`` as :func:`argmax` says; the rows of ``logits`` are contiguous."""
+
+
+@compile_ops(
+    "module_argmax", variant=lambda out, logits, *rest: {"HF_INPUT": FLOATS[logits.dtype]}, mutates=("out", "buffer")
+)
+def argmax_of_ranks_out(
+    out: torch.Tensor,
+    logits: torch.Tensor,
+    buffer: torch.Tensor,
+    addresses: torch.Tensor,
+    rank: int,
+    polls: int,
+    programmatic: bool,
+) -> None:
+    """Write ``out`` as :func:`argmax_of_ranks` says; the rows of ``logits`` are contiguous."""
 
 
 def _plan(logits: torch.Tensor) -> Decision:
@@ -73,6 +89,37 @@ def argmax(taken: Accepted, logits: torch.Tensor, out: torch.Tensor | None = Non
         argmax_out(out, logits, programmatic.active())
     else:
         out.copy_(torch.argmax(logits, 1))
+    return out
+
+
+def argmax_of_ranks(logits: torch.Tensor, peers: Peers, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return :func:`argmax` of the columns of all ranks, which follow each other in the order of the ranks.
+
+    What travels between GPUs is a value and an index of each row, so that nobody needs all logits.
+
+    Args:
+        logits: float32, float16 or bfloat16 [M, V], this rank's columns, each row contiguous; M and V are those of all.
+        peers: of at least M rows, which only this function uses; all ranks call it as often.
+        out: contiguous int64 [M] to write into.
+
+    Returns:
+        int64 [M], the same on all ranks: ``argmax(torch.cat(logits of all ranks, 1))``.
+
+    Raises:
+        GuardError: operands of the wrong dtype, shape or device.
+        BuildError, LaunchError: the kernel could not be built or run, or a rank did not come.
+
+    Example:
+        >>> import torch
+        >>> from hipforge.nn import Peers
+        >>> from hipforge.ops.argmax import argmax_of_ranks
+        >>> argmax_of_ranks(torch.tensor([[0.5, 2.0, 2.0]]), Peers.alone(rows=1, columns=8)).tolist()
+        [1]
+    """
+    require_rank("logits", logits, 2, "[M, V]")
+    require_dtype("logits", logits, tuple(FLOATS))
+    out = new_or_given(out, logits.shape[:1], torch.int64, logits.device)
+    argmax_of_ranks_out(out, logits, *peers, programmatic.active())
     return out
 
 

@@ -10,12 +10,16 @@
 // half on AMD's GPUs. Waves exchange theirs as keys: unsigned integers that order alike, NaN above all. Waves have the row in
 // order, so that pass 2 is of the first one alone that has the row's largest: it looks for the first element with that key. If
 // one of its lanes has it, as usual, the wave reads all chunks of that lane at once.
+// Where ranks have columns of a row each, a GPU a rank, that wave then sends its key and its index to all ranks and takes the
+// first of the largest that it has from all: two units of 8 bytes, with the number of the call as in csrc/all_reduce, whose
+// buffers and slots these are.
 // Bytes: the row once; in pass 2 a lane's chunks, from L1 or L2. L2, in which a step leaves its logits, is the bound.
 #include "hipforge/device/early_start.h"
 #include "hipforge/device/element.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
 #include "hipforge/device/math.h"
+#include "hipforge/device/peer.h"
 #include "hipforge/device/wave.h"
 #include "hipforge/host/operand.h"
 #include "hipforge/module.h"
@@ -47,15 +51,49 @@ __device__ inline uint32_t key_of(Input element) {
 
 __device__ inline uint32_t least_of_wave(uint32_t value) { return ~hf::dev::largest_of_wave(~value); }
 
+/// This rank among those that have columns of the same rows.
+struct Group {
+  uint8_t* own;               // this rank's buffer
+  const uint64_t* addresses;  // of all ranks' buffers
+  int64_t row_bytes;          // of a buffer
+  uint32_t rank, ranks, polls;
+};
+constexpr uint32_t kMaxRanks = 8, kSlots = 2;
+constexpr int64_t kHeader = 32, kUnits = 4;  // words: of a row of a buffer; of what a rank sends
+
+/// The index of the first largest element of a row, of whose columns here the first largest is `index`, with `key`. One wave.
+__device__ inline uint32_t first_of_ranks(const Group& group, int64_t row, uint32_t key, uint32_t index, uint32_t lane) {
+  const int64_t at = row * group.row_bytes;
+  auto* const header = reinterpret_cast<uint32_t*>(group.own + at);
+  const uint32_t number = *header + 1;
+  const int64_t place = (group.row_bytes - kHeader * 4) / (kSlots * group.ranks);
+  const int64_t slot = at + kHeader * 4 + number % kSlots * group.ranks * place;
+  const bool is_rank = lane < group.ranks;
+  hf::dev::u32x4 units = {key, number, index, number};
+  if (is_rank && lane != group.rank) {
+    hf::dev::store_units(reinterpret_cast<uint8_t*>(group.addresses[lane]) + slot + group.rank * place, units);
+    for (uint32_t left = group.polls;; --left) {
+      units = hf::dev::load_units(group.own + slot + lane * place);
+      if (units[1] == number && units[3] == number) break;
+      if (left == 0) hf::dev::give_up();
+    }
+  }
+  if (lane == 0) *header = number;
+  const uint32_t best = hf::dev::largest_of_wave(is_rank ? units[0] : 0);
+  return least_of_wave(is_rank && units[0] == best ? units[2] : kNoIndex);
+}
+
 }  // namespace
 
 #include HF_FAMILY_HEADER(row_waves.h)
 
 namespace {
 
+/// kOfRanks: the columns are those of one rank of `group`.
 // The second bound lets a thread have 64 registers: without it ptxas keeps to 32, and loads one after another.
+template <bool kOfRanks>
 __global__ __launch_bounds__(kMaxThreads, 1) void argmax_kernel(const Input* logits, int64_t pitch, int64_t* out, uint32_t cols,
-                                                                uint32_t blocks, uint32_t waves) {
+                                                                uint32_t blocks, uint32_t waves, const Group group) {
   __shared__ uint32_t keys[kMostWaves];
   hf::dev::let_next_start();
   const uint32_t total = blocks * waves;
@@ -111,18 +149,21 @@ __global__ __launch_bounds__(kMaxThreads, 1) void argmax_kernel(const Input* log
     } while (hf::dev::lanes_with(found != kNoIndex) == 0 && hf::dev::lanes_with(at < end) != 0);
   }
   first = least_of_wave(min(first, found));
+  if constexpr (kOfRanks) first = first_of_ranks(group, row, best, group.rank * cols + first, lane);
   if (lane == 0) out[row] = first;
 }
 
-}  // namespace
-
-/// out int64 [M]; logits [M, V], rows contiguous.
-void argmax_out(hf::Tensor out, hf::Tensor logits, bool programmatic, hipStream_t stream) {
+template <bool kOfRanks>
+void launch(hf::Tensor out, hf::Tensor logits, const Group& group, int64_t most_rows, bool programmatic, hipStream_t stream) {
   HF_CHECK_ARCH(logits, HF_ARCHS);
   constexpr int64_t kBytes = sizeof(Input);
   hf::check_operand(logits, "logits", hf::dev::dtype_of<Input>, {"M", "V"}, "", {kBytes, kBytes});
   const int64_t rows = logits.size(0), cols = logits.size(1);
   HF_CHECK(cols >= 1 && cols < int64_t{1} << 31, "logits must have 1 to 2^31 - 1 columns (V); got ", cols);
+  if (kOfRanks) {
+    HF_CHECK(cols * group.ranks < int64_t{1} << 31, "logits must have at most 2^31 - 1 columns on all ", group.ranks, " ranks; got ", cols);
+    HF_CHECK(rows <= most_rows, "the buffer is for ", most_rows, " rows; got ", rows);
+  }
   constexpr int64_t kMaxRows = (int64_t{1} << 31) / kMostBlocks - 1;
   HF_CHECK(rows <= kMaxRows, "logits must have at most ", kMaxRows, " rows; got ", rows);
   hf::check_operand(out, "out", HF_I64, {rows});
@@ -137,7 +178,34 @@ void argmax_out(hf::Tensor out, hf::Tensor logits, bool programmatic, hipStream_
   hf::Launch at{static_cast<uint32_t>(rows) * blocks, waves * kWaveSize, 0, stream};
   in_one_cluster(at, blocks);
   hf::may_start_early(at, programmatic);
-  hf::launch(argmax_kernel, at, logits.data<const Input>(), logits.stride(0), out.data<int64_t>(), static_cast<uint32_t>(cols),
-             blocks, waves);
+  hf::launch(argmax_kernel<kOfRanks>, at, logits.data<const Input>(), logits.stride(0), out.data<int64_t>(),
+             static_cast<uint32_t>(cols), blocks, waves, group);
+}
+
+}  // namespace
+
+/// out int64 [M]; logits [M, V], rows contiguous.
+void argmax_out(hf::Tensor out, hf::Tensor logits, bool programmatic, hipStream_t stream) {
+  launch<false>(out, logits, {}, 0, programmatic, stream);
 }
 HF_EXPORT(argmax_out);
+
+/// out int64 [M], of V x ranks columns; logits [M, V], those of `rank`; buffer, addresses: of hipforge.nn.Peers.
+void argmax_of_ranks_out(hf::Tensor out, hf::Tensor logits, hf::Tensor buffer, hf::Tensor addresses, int64_t rank, int64_t polls,
+                         bool programmatic, hipStream_t stream) {
+  hf::check_operand(addresses, "addresses", HF_I64, {"ranks"}, ", of the ranks' buffers");
+  hf::check_operand(buffer, "buffer", HF_I32, {"buffers", "rows", "words"}, ", of hipforge.nn.Peers", hf::kAligned);
+  const int64_t ranks = addresses.size(0), words = buffer.size(2), most = buffer.size(1);
+  HF_CHECK(ranks >= 1 && ranks <= kMaxRanks, "ranks must be 1 to ", kMaxRanks, "; got ", ranks);
+  HF_CHECK(rank >= 0 && rank < ranks, "rank must be 0 to ", ranks - 1, "; got ", rank);
+  HF_CHECK(polls >= 1 && polls < int64_t{1} << 32, "polls must be 1 to 2^32 - 1; got ", polls);
+  const int64_t place = words < kHeader ? 0 : (words - kHeader) / (kSlots * ranks);
+  HF_CHECK(place >= kUnits && place % kUnits == 0 && words == kHeader + kSlots * ranks * place,
+           "buffer must be made by hipforge.nn.Peers for ", ranks, " ranks; got ", buffer);
+  HF_CHECK(buffer.size(0) == 1 || buffer.size(0) == ranks, "buffer must be this rank's or all ", ranks, " ranks'; got ", buffer);
+  uint8_t* const own = static_cast<uint8_t*>(buffer.data()) + (buffer.size(0) == 1 ? 0 : rank) * most * words * 4;
+  const Group group{own, reinterpret_cast<const uint64_t*>(addresses.data<const int64_t>()), words * 4, static_cast<uint32_t>(rank),
+                    static_cast<uint32_t>(ranks), static_cast<uint32_t>(polls)};
+  launch<true>(out, logits, group, most, programmatic, stream);
+}
+HF_EXPORT(argmax_of_ranks_out);

@@ -23,6 +23,7 @@ from helpers.peer_parts import summed
 import hipforge
 from hipforge.nn import Peers
 from hipforge.ops import summed_linear
+from hipforge.ops.argmax import argmax_of_ranks
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.mxfp8_gemm.kernels import row_stream, row_stream_made
 from hipforge.tuning import timing
@@ -180,6 +181,25 @@ def check_products(rows: int, hidden: int, inner: int, layers: int, replays: int
                 require(same(found[layer], right) and same(streams[layer + 1], residual), where)
 
 
+def check_choices(calls: int) -> None:
+    """Hold the choice of tokens among the columns of all ranks to that of whole logits."""
+    rows = 4
+    peers, own = Peers.of_group(rows, 8), random.Random(dist.get_rank())
+    found, wanted = [], []
+    for number in range(calls):
+        columns = (64128, 1000, 75968)[number % 3]
+        dtype = (torch.bfloat16, torch.float16, torch.float32)[number // 3 % 3]
+        of = parts(number, 1 + number % rows, columns, dtype)
+        if number % 2:
+            of = [part.round() for part in of]  # the largest is there more than once
+        pause(own)
+        with hipforge.programmatic_launch() if number % 4 < 2 else torch.no_grad():
+            found.append(argmax_of_ranks(of[peers.rank], peers))
+        wanted.append(torch.argmax(torch.cat(of, 1), 1))
+    torch.cuda.synchronize()
+    require(all(torch.equal(*pair) for pair in zip(found, wanted, strict=True)), "other tokens than of whole logits")
+
+
 def check_numbers(peers: Peers) -> None:
     """Let the count of calls pass 2^32."""
     dist.barrier()
@@ -255,6 +275,8 @@ def main() -> None:
     for rows, hidden, inner in ((1, 4096, 7168), (2, 2048, 512), (1, 8192, 1024), (2, 4096, 2048)):
         check_products(rows, hidden, inner, layers=3, replays=20)
     say("products around sums have the bits of those one by one")
+    check_choices(given.calls)
+    say("choices are those of whole logits")
     require(hipforge.all_reduce(torch.ones(65, 32, device="cuda").half(), *peers) is None, "65 rows are not refused")
     if given.measure:
         for rows, columns in ((1, 4096), (8, 4096), (64, 4096), (1, 8192)):

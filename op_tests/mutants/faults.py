@@ -519,6 +519,10 @@ FAULTS = [
     *_in(
         "csrc/argmax/", "ops/test_argmax.py -k equal",
         ("argmax/last_of_equal_ones", "argmax.cu", "for (int i = kChunk - 1; i >= 0; --i)", "for (int i = 0; i < int{kChunk}; ++i)"),
+        ("argmax/any_call_of_a_rank", "argmax.cu", "if (units[1] == number && units[3] == number) break;", "break;",
+         "ops/test_argmax.py -k rank"),
+        ("argmax/last_of_equal_ranks", "argmax.cu", "return least_of_wave(is_rank && units[0] == best ? units[2] : kNoIndex);",
+         "return hf::dev::largest_of_wave(is_rank && units[0] == best ? units[2] : 0);", "ops/test_argmax.py -k rank"),
     ),
     *_in(
         "csrc/all_reduce/", "ops/test_all_reduce.py -k sends or older or one_by_one",

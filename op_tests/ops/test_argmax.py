@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from stress.case import Arguments, Op, Rng, integers, is_given
 
 import hipforge
 from hipforge import emulator
-from hipforge.errors import GuardError
-from hipforge.ops.argmax import argmax
+from hipforge.errors import EmulatorFault, GuardError
+from hipforge.nn import Peers
+from hipforge.ops.argmax import argmax, argmax_of_ranks
 
 pytestmark = pytest.mark.gfx942
 
@@ -157,3 +159,62 @@ def test_both_paths_say_which_they_are(path: str) -> None:
     logits = random(2, 64, torch.float32)
     assert hipforge.explain("argmax", logits).path == path
     check(logits)
+
+
+def check_ranks(peers: list[Peers], parts: list[torch.Tensor]) -> None:
+    want = torch.argmax(torch.cat(parts, 1), 1)
+    with ThreadPoolExecutor(len(peers)) as threads:  # ranks wait for each other
+        found = list(threads.map(argmax_of_ranks, parts, peers))
+    assert all(torch.equal(got, want) for got in found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_ranks_choose_what_all_columns_would(ranks: int, dtype: torch.dtype) -> None:
+    peers, columns = Peers.on_one_device(ranks, 5, 8), 700
+    for number, rows in enumerate((5, 1, 3, 5)):
+        drawn = [random(rows, columns, dtype, 10 * number + rank) for rank in range(ranks)]
+        check_ranks(peers, drawn)
+        check_ranks(peers, [part.round() for part in drawn])  # equal ones on several ranks
+    for place in (0, columns - 1):
+        for value in (NAN, INF, -INF):
+            parts = [random(2, columns, dtype, rank) for rank in range(ranks)]
+            parts[-1][0, place] = parts[0][1, place] = parts[-1][1, place] = value
+            check_ranks(peers, parts)
+    check_ranks(peers, [torch.full((1, columns), -0.0 if rank == 0 else 0.0).to(dtype) for rank in range(ranks)])
+    check_ranks(peers, [torch.full((2, columns), -INF).to(dtype)] * ranks)
+
+
+def test_a_rank_that_does_not_choose_ends_the_launch() -> None:
+    own = Peers.on_one_device(2, 1, 8, polls=50)[1]
+    with pytest.raises(EmulatorFault, match="trap"):
+        argmax_of_ranks(random(1, 64, torch.bfloat16), own)
+    own.buffer.zero_()
+    units = torch.tensor([-1, 1, 3, 1], dtype=torch.int32)  # a NaN at 3 in call 1, of rank 0
+    own.buffer[1, 0, 32 + 2 * 16 : 32 + 2 * 16 + 4] = units
+    assert argmax_of_ranks(random(1, 64, torch.bfloat16), own).item() == 3
+    own.buffer[1, 0, 0] = 2  # call 3 finds what call 1 left in its slot
+    with pytest.raises(EmulatorFault, match="trap"):
+        argmax_of_ranks(random(1, 64, torch.bfloat16), own)
+
+
+def test_a_choice_of_ranks_refuses_what_is_not_its_memory() -> None:
+    logits, own = torch.zeros(2, 16), Peers.alone(2, 8)
+    for arguments, message in (
+        ((logits[0], own), r"logits must be \[M, V\]"),
+        ((logits.double(), own), "logits must be .*got float64"),
+        ((torch.zeros(3, 16), own), "the buffer is for 2 rows; got 3"),
+        ((logits, own._replace(rank=1)), "rank must be 0 to 0; got 1"),
+        ((logits, own._replace(polls=0)), "polls must be 1 to"),
+        ((logits, own._replace(addresses=torch.zeros(9, dtype=torch.int64))), "ranks must be 1 to 8; got 9"),
+        ((logits, own._replace(buffer=own.buffer[:, :, :34].contiguous())), "made by hipforge"),
+        ((logits, own._replace(buffer=torch.cat([own.buffer] * 3))), "this rank's or all 1 ranks'"),
+    ):
+        with pytest.raises(GuardError, match=message):
+            argmax_of_ranks(*arguments)
+    assert own.buffer.count_nonzero() == 0
+
+
+def test_no_lane_of_a_choice_of_ranks_races_or_reads_outside_of_its_memory() -> None:
+    with emulator.options(checks="all", wave_order="random", check_global_races=True):
+        assert argmax_of_ranks(random(3, 9001, torch.bfloat16).round(), Peers.alone(3, 8)).shape == (3,)

@@ -206,7 +206,7 @@ def logits_of(model: Model, batch: int, context: int) -> torch.Tensor:
     decode_twin.fill(chain, *model.kv_heads)
     for op in chain.ops:
         op.call()
-    return chain.logits.clone()
+    return chain.all_logits().clone()
 
 
 def error_beside(model: Model, batch: int, context: int, whole: torch.Tensor) -> float:

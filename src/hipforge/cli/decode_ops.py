@@ -16,7 +16,7 @@ import torch
 
 import hipforge
 from hipforge import devices
-from hipforge.cli.decode_ranks import ALONE, add_up_in_products
+from hipforge.cli.decode_ranks import ALONE, Ranks, add_up_in_products
 from hipforge.cli.decode_step import BLOCK, Shape
 from hipforge.jit import registry
 from hipforge.nn import CacheStep, PagedKVCache
@@ -229,10 +229,11 @@ class Chain:
     Attributes:
         ops: launches of a step, in order; each step moves every sequence by one token.
         tokens: int64 [batch], what a step reads and, by argmax, leaves.
-        logits: bfloat16 [batch, V], of all processes that share the model.
+        logits: bfloat16 [batch, V], this process's of those that share the model.
         cache: keys and values.
         tables: int32 [batch, pages] of the cache.
         start: tensors that move, and what they start with.
+        ranks: the processes that share the model.
     """
 
     ops: list[Op]
@@ -241,6 +242,11 @@ class Chain:
     cache: PagedKVCache
     tables: torch.Tensor
     start: list[tuple[torch.Tensor, torch.Tensor]]
+    ranks: Ranks
+
+    def all_logits(self) -> torch.Tensor:
+        """Return the last step's logits of all processes; every process calls it."""
+        return self.ranks.joined(self.logits)
 
     def reset(self) -> None:
         """Go back to the first step; keys and values stay."""
@@ -298,11 +304,11 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         elements = new(rows, columns, dtype=torch.uint8).view(fp8_dtypes(place)[0])
         return elements, new(rows, columns // BLOCK, dtype=torch.uint8)
 
-    residual, copy, own_logits = new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
+    residual, copy, logits = new(batch, hidden), new(batch, hidden), new(batch, shape.vocabulary)
     x_part, x, add_parts = model.ranks.summed(new(batch, hidden))
     peers: Any = model.ranks.peers(batch, hidden)  # through which norms add up, or products
     in_products = peers is not None and fused and add_up_in_products(model, batch)
-    logits, join = (own_logits, None) if model.ranks.count == 1 else model.ranks.joined(own_logits)
+    choosers = model.ranks.choosers(batch)
     streams = [residual, new(batch, hidden)]  # the residual stream, and where a fused norm writes the next one
     # Different tokens: equal ones would choose the same experts, in the first step only.
     drawn_tokens = torch.randint(len(model.embedding), (batch,), generator=torch.Generator().manual_seed(0))
@@ -591,14 +597,15 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
             experts_of_one(layer) if one_token else experts(layer)
         whole()
     if in_products:
-        summed_product("lm_head", model.last_norm, model.head, own_logits)
+        summed_product("lm_head", model.last_norm, model.head, logits)
     else:
         norm(model.last_norm)
-        product("lm_head", normed, model.head, own_logits)
-    if join is not None:
-        op("logits of all GPUs", "torch", join)
-    choice = partial(hipforge.argmax, logits, out=tokens)
-    op("argmax", "torch", choice, planned=choice)
+        product("lm_head", normed, model.head, logits)
+    if model.ranks.count == 1:
+        op("argmax", "torch", partial(hipforge.argmax, logits, out=tokens))
+    else:
+        op("argmax of all GPUs", "torch", lambda: model.ranks.choose(logits, choosers, tokens))
     op(MOVES_ON, "torch", lambda: torch.index_select(rows, 0, counter.add_(1), out=row))
     moved = row, counter, tokens
-    return Chain(ops, tokens, logits, cache, step.block_tables, [(part, part.clone()) for part in moved])
+    start = [(part, part.clone()) for part in moved]
+    return Chain(ops, tokens, logits, cache, step.block_tables, start, model.ranks)

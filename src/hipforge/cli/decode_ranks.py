@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
+import hipforge
 from hipforge.cli.decode_step import divided
 from hipforge.errors import ConfigError
 from hipforge.nn import Peers
 from hipforge.ops import summed_linear
+from hipforge.ops.argmax import argmax_of_ranks
+from hipforge.ops.peers import CHUNK
 
 if TYPE_CHECKING:
     from hipforge.cli.decode_ops import Layer, Linear, Model
@@ -48,6 +51,16 @@ class Ranks:
         """Return the memory through which products or norms add up the processes' rows; None where they do not."""
         return Peers.of_group(rows, columns) if self.count > 1 and self.sums in ("products", "norms") else None
 
+    def choosers(self, rows: int) -> Peers | None:
+        """Return the memory through which processes choose the tokens of so many rows; None where they do not."""
+        return self.peers(rows, CHUNK)
+
+    def choose(self, columns: torch.Tensor, choosers: Peers | None, out: torch.Tensor) -> torch.Tensor:
+        """Write the index of each row's largest logit, of which this process has ``columns``."""
+        if choosers is None:
+            return hipforge.argmax(self.joined(columns), out=out)
+        return argmax_of_ranks(columns, choosers, out)
+
     def summed(self, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Callable[[], object]]:
         """Return where a process writes its part, where the sum will be, and the call that adds the parts up."""
         if self.count == 1 or self.sums != "one_shot":
@@ -59,20 +72,13 @@ class Ranks:
         _symmetric_memory.rendezvous(own.zero_(), group)
         return own, part, lambda: torch.ops.symm_mem.one_shot_all_reduce_out(own, "sum", group.group_name, out=part)
 
-    def joined(self, columns: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-        """Return [rows, N] of which this process writes ``columns``, its N / count, and the call that fetches them."""
-        rows, own = columns.shape
-        parts = torch.empty(self.count, rows, own, dtype=columns.dtype, device=columns.device)
-        whole = parts.view(1, -1) if rows == 1 else torch.empty(
-            rows, self.count * own, dtype=columns.dtype, device=columns.device
-        )  # fmt: skip
-
-        def call() -> None:
-            _all_gather(parts.view(-1, own), columns)
-            if rows > 1:
-                whole.view(rows, self.count, own).copy_(parts.transpose(0, 1))
-
-        return whole, call
+    def joined(self, columns: torch.Tensor) -> torch.Tensor:
+        """Return [rows, N], of which each process has ``columns``, its N / count; every process calls it."""
+        if self.count == 1:
+            return columns
+        parts = torch.empty(self.count * len(columns), columns.shape[1], dtype=columns.dtype, device=columns.device)
+        _all_gather(parts, columns)
+        return torch.cat(parts.chunk(self.count), 1)
 
     def kv_heads(self, of: int) -> slice:
         """Return which of the KV heads this process has: some, or one of several processes' one."""
