@@ -64,7 +64,7 @@ constexpr int steps_ahead(int row_tiles, int = 1) { return row_tiles == 1 ? 2 : 
 #else
 // Two tiles of columns: more steps are not faster, a compute unit can have only 32 KiB in flight.
 constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
-  return column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
+  return column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 4 ? 2 : 3) : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;
 }
 #endif
 
@@ -92,6 +92,8 @@ struct Wave {
   static constexpr int kOfOneTile = kW == Elements::e2m1 ? 8 : Rows::kMostBetween;  // e2m1: half of the registers of W
   static constexpr int kMostBetween = kRowTiles == 1 ? kOfOneTile : kRowTiles * kColumnTiles <= 6 ? 4 : 2;
   static constexpr int kRunBetween = kMaxRun < kMostBetween ? kMaxRun : kMostBetween;
+  // X, which L2 has, before W, and both halves of W's lines in turn; else the compiler loads the first halves of all tiles first.
+  static constexpr bool kWholeLines = kRowTiles == 1 && kColumnTiles == 2;
 
   using OfW = WPieces<kW>;
   struct Step {
@@ -155,17 +157,24 @@ struct Wave {
 #endif
   }
 
-  __device__ __forceinline__ void load(Step& to, uint32_t at, int ahead) const {
-#pragma unroll
-    for (int c = 0; c < kColumnTiles; ++c)
-#pragma unroll
-      for (int i = 0; i < OfW::kCount; ++i)
-        to.w[c][i] = load_w(w, offset + ahead * in_w(kStep) + i * OfW::kStride, in_w(at + c * kTile * k));
+  __device__ __forceinline__ void load_x(Step& to, uint32_t at, int ahead) const {
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
 #pragma unroll
       for (int i = 0; i < kPieces; ++i)
         to.x[t][i] = load_piece(x.payload, x.in_lane(t) + ahead * kStep + i * kPieceStride, at + x.in_wave(t));
+  }
+
+  __device__ __forceinline__ void load(Step& to, uint32_t at, int ahead) const {
+    if constexpr (kWholeLines) load_x(to, at, ahead);
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c) {
+      if constexpr (kWholeLines) __builtin_amdgcn_sched_barrier(0);
+#pragma unroll
+      for (int i = 0; i < OfW::kCount; ++i)
+        to.w[c][i] = load_w(w, offset + ahead * in_w(kStep) + i * OfW::kStride, in_w(at + c * kTile * k));
+    }
+    if constexpr (!kWholeLines) load_x(to, at, ahead);
   }
 
   // each(row, where it is, its offset in the lane and in the wave)
