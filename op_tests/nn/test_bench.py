@@ -22,6 +22,7 @@ from hipforge.cli import bench
 from hipforge.cli.main import cli
 from hipforge.emulator.timing.machines import machine
 from hipforge.errors import ConfigError
+from hipforge.ops.core.tuned import clear_tables
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -53,6 +54,20 @@ def test_the_page_names_goals_that_reading_the_weights_alone_misses() -> None:
     beyond = "reading the weights alone takes longer than the goal allows"
     assert f"In 1 of the 3 others {beyond}: `fp8_gemm` 1,64,128 0.51 for 0.5." in page
     assert beyond not in page_of((line(2, 4.9), 6.0), (line(3, None), 6.0))
+
+
+def test_the_page_has_the_median_of_lines_that_have_a_goal_for_it() -> None:
+    def line(m: int, median_goal: float | None) -> bench.Cell:
+        calls = (bench.Call("fp8_gemm", f"{m},64,128"),)
+        return bench.Cell(calls, 10.0, "somebody", 1.0, "kernel", median_goal=median_goal)
+
+    slow = (line(1, 0.85), 9.9), (line(2, 0.85), 6.0), (line(3, 0.85), 8.8), (line(4, None), 1.0)
+    page = page_of(*slow)
+    assert "| 0.99 | ≤ 1, median ≤ 0.85 |" in page and "| 0.10 | ≤ 1 |" in page and "4 of 4 lines" in page
+    told = "ratios that have a goal for it is"
+    assert f"The median of the 3 {told} 0.880 and misses 0.85; 1 of them reach that alone." in page
+    assert f"The median of the 4 {told} 0.840 and reaches 0.85; 2 of" in page_of(*slow, (line(5, 0.85), 8.0))
+    assert "median" not in page_of(slow[-1])
 
 
 def test_the_page_derives_the_time_of_reading_where_a_goal_is_below_it() -> None:
@@ -119,6 +134,22 @@ def test_a_report_on_the_emulator_is_modelled_and_says_so(monkeypatch: pytest.Mo
     (tmp_path / "file").touch()
     output = run("--from", tmp_path / "out.json", "--merge", tmp_path / "file" / "tables", code=1)
     assert "_tuned.csv cannot be written: Not a directory" in output
+    assert "none.json cannot be read: No such file" in run("--from", tmp_path / "none.json", code=1)
+    for option in (("--arch", "gfx942"), ("--configs", tmp_path)):
+        assert "leave out --arch and --configs" in run("--from", tmp_path / "out.json", *option, code=2)
+
+
+def test_a_row_of_a_file_of_ones_own_is_of_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    row = "gfx950,256,2,64,128,0,fp8_wave_split,rows=16;columns=16;waves=1,1,,3.5,,,,model:0"
+    (tmp_path / "site.csv").write_text(f"{','.join(hipforge.ops.schema_of('fp8_gemm').header)}\n{row}\n")
+    monkeypatch.setenv("HIPFORGE_CONFIG_FP8_GEMM", str(tmp_path / "site.csv"))
+    monkeypatch.setattr(bench, "CELLS", CELLS[:1])
+    clear_tables()
+    run("--report", tmp_path / "out.json")
+    monkeypatch.undo()
+    clear_tables()
+    ((part,),) = (row["parts"] for row in json.loads((tmp_path / "out.json").read_text())["rows"])
+    assert part["table"] == "fp8_gemm" and part["row"]["config"] == "rows=16;columns=16;waves=1"
 
 
 def test_steps_are_those_of_time_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,7 +192,8 @@ def test_measured_times_go_into_the_rows_that_chose_the_kernels(tmp_path: Path) 
     old, new = changed[0]
     assert (new["us"], new["source"]) == ("4.5", "measured:MI355X/torch")
     assert {name for name in old if old[name] != new[name]} == {"us", "source"}
-    assert bench.text(report).startswith("# Measured times\n")
+    page = bench.text(report)
+    assert page.startswith("# Measured times\n") and "the ratio is not of like and like" in page
 
 
 @pytest.mark.parametrize("content", ("", "[]", "{}", '{"rows": [{}]}', '{"rows": [{"parts": 1}]}'))

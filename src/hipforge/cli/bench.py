@@ -6,10 +6,11 @@ import datetime
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -17,6 +18,9 @@ from hipforge import __version__, archs, devices, ops
 from hipforge.cli import output
 from hipforge.cli.options import Output
 from hipforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hipforge.ops.core.dispatch import Explanation
 
 AMD = "AMD, MI355X"
 # Of the model of time beside 1,207 published times: docs/time-model.md.
@@ -41,6 +45,7 @@ class Cell:
         published_us: microseconds that were published, or None.
         publisher: who published them, and of which GPU.
         goal: the share of them that is to be reached, or None.
+        median_goal: the share that the median of all lines with such a goal is to reach, or None.
         figure: what was published: durations of kernels as a profiler shows them, or the interval of whole calls.
         reading_us: modelled durations, added, of kernels that read the calls' weights once and compute nothing, the
             fastest of eight each (``op_tests/helpers/streaming.py``), or None.
@@ -54,11 +59,12 @@ class Cell:
     figure: Literal["kernel", "call"] = "call"
     reading_us: float | None = None
     read_bytes: int | None = None
+    median_goal: float | None = None
 
 
 def _ptpc(n: int, k: int, reading: float, *published: float) -> list[Cell]:
     return [
-        Cell((Call("fp8_gemm", f"{m},{n},{k}"),), us, AMD, 0.85 if m <= 16 else 1.0, "kernel", reading, n * k)
+        Cell((Call("fp8_gemm", f"{m},{n},{k}"),), us, AMD, 1.0, "kernel", reading, n * k, 0.85 if m <= 16 else None)
         for m, us in zip((1, 16, 64), published, strict=True)
     ]
 
@@ -201,6 +207,8 @@ def command(
     examples/configs. A report of a GPU holds the tuned rows that chose its kernels, with the measured microseconds:
     --from REPORT --merge FOLDER puts them into that folder's tables as measured.
     """
+    if source is not None and (arch is not None or configs is not None):
+        raise click.UsageError("--from takes the times of a report and models nothing; leave out --arch and --configs")
     if arch is not None:
         os.environ["HIPFORGE_EMULATE"] = arch
     if merge is not None:
@@ -285,9 +293,18 @@ def _part(called: Call, on_gpu: bool) -> Part:
         with emulator.timed(start=called.start) as timed:
             call()
         us, kernel_us = timed.result.replay_us, round(timed.result.kernel_us, 3)
-    table = None if told.file is None else told.file[0].name.removesuffix("_tuned.csv")
     row = None if told.row is None else dict(told.row)
-    return Part(round(us, 3), kernel_us, told.kernel or "", dict(told.configuration), table, row)
+    return Part(round(us, 3), kernel_us, told.kernel or "", dict(told.configuration), _table_of(told), row)
+
+
+def _table_of(told: Explanation) -> str | None:
+    """Return the name of the table whose row decided; the file may be one of the user's own, of any name."""
+    from hipforge.ops.core.tuned import load_table
+
+    def has(table: str) -> bool:
+        return any((row.file, row.line) == told.file for row in load_table(table).rows)
+
+    return None if told.file is None else next(filter(has, ops.families()), None)
 
 
 def _step(config: Path, name: str, tp: int) -> Step:
@@ -308,7 +325,9 @@ def _read(path: Path) -> dict[str, Any]:
             for call, part in zip(row["cell"]["calls"], row["parts"], strict=True):
                 float(part["us"]), call["op"], call["shape"], part["kernel_us"], part["table"], part["row"]
         str(found["source"]), str(found["date"]), str(found["arch"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path} is no report of hipforge bench: {error!r}") from None
     return dict(found)
 
@@ -355,6 +374,11 @@ def text(report: Mapping[str, Any]) -> str:
             "--merge FOLDER` puts the times into tuned tables. `reading`: the modelled duration of kernels that read a "
             "line's weights once and compute nothing, the fastest of eight for each call.",
         ]
+    else:
+        lines.append(
+            "Measured is the interval of calls in a graph; where a `kernel`'s duration was published, as a profiler "
+            "shows it, the ratio is not of like and like."
+        )
     lines += [
         "",
         "| calls | replayed | kernel | published | of | ratio | goal | reading | kernels |",
@@ -362,17 +386,23 @@ def text(report: Mapping[str, Any]) -> str:
     ]
     for row in report["rows"]:
         cell, us, kernel_us, ratio = row["cell"], *_times(row)
-        published, goal, reading = cell["published_us"], cell["goal"], cell.get("reading_us")
+        published, reading = cell["published_us"], cell.get("reading_us")
         title = " + ".join(f"`{call['op']}` {call['shape']}" for call in cell["calls"])
         kernels = " + ".join(f"{part['kernel']}({_options(part['configuration'])})" for part in row["parts"])
         lines.append(
             f"| {title} | {us:.2f} | {'' if kernel_us is None else f'{kernel_us:.2f}'} | "
             f"{'' if published is None else f'{published:g}'} | {'' if published is None else cell['figure']} | "
-            f"{'' if ratio is None else f'{ratio:.2f}'} | {'' if goal is None else f'≤ {goal:g}'} | "
+            f"{'' if ratio is None else f'{ratio:.2f}'} | {_goal(cell)} | "
             f"{'' if reading is None else f'{reading:.2f}'} | {kernels} |"
         )
     lines += [*_summary(report["rows"]), *_derivation(report), *_steps(report.get("steps", ())), ""]
     return "\n".join(lines)
+
+
+def _goal(cell: Mapping[str, Any]) -> str:
+    goal, median_goal = cell["goal"], cell.get("median_goal")
+    own = "" if goal is None else f"≤ {goal:g}"
+    return own if median_goal is None else f"{own}, median ≤ {median_goal:g}"
 
 
 def _title(calls: Iterable[Call]) -> str:
@@ -403,6 +433,14 @@ def _summary(rows: Iterable[Mapping[str, Any]]) -> list[str]:
         how = "reading the weights alone takes longer than the goal allows"
         lines.append(
             f"In {len(beyond)} of the {len(missed)} others {how}: {'; '.join(_limit(cell) for cell in beyond)}."
+        )
+    asked = [(row["cell"].get("median_goal"), _times(row)[2]) for row in rows]
+    for goal in sorted({goal for goal, _ in asked if goal is not None}):
+        ratios = [ratio for of, ratio in asked if of == goal and ratio is not None]
+        middle, alone = statistics.median(ratios), sum(ratio <= goal for ratio in ratios)
+        lines.append(
+            f"The median of the {len(ratios)} ratios that have a goal for it is {middle:.3f} and "
+            f"{'reaches' if middle <= goal else 'misses'} {goal:g}; {alone} of them reach that alone."
         )
     return lines
 
