@@ -51,6 +51,14 @@ class Ranks:
             raise SystemExit(f"--tp {self.count} does not divide {tuple(weight.shape)} along dimension {dim}")
         return weight.chunk(self.count, dim)[self.rank].contiguous()
 
+    def part_of_both(self, gate_up: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this process's part of a gate and of an up behind it."""
+        return torch.cat([self.part(half, dim) for half in gate_up.chunk(2, dim)], dim)
+
+    def once(self, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a bias of what is summed: the first process's has it, the others' is zero."""
+        return bias if bias is None or self.rank == 0 else torch.zeros_like(bias)
+
     def summed(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of x over all processes, in place."""
         if self.count > 1:
@@ -93,10 +101,10 @@ class Attention(torch.nn.Module):
             self.blocks = SparseBlocks(indexer.topk_blocks, indexer.block_size, indexer.local_blocks)
             self.heads, projections = (*self.heads, of_k, 1), [*projections, indexer.q_proj, indexer.k_proj]
         self.qkv = fused_linear(*projections, ranks=ranks)
-        self.out = linear(ranks.part(source.o_proj.weight, 1), source.o_proj.bias)
+        self.out = linear(ranks.part(source.o_proj.weight, 1), ranks.once(source.o_proj.bias))
         self.window: int | None = getattr(source, "sliding_window", None)
         sinks = getattr(source, "sinks", None)
-        self.register_buffer("sinks", None if sinks is None else sinks.detach().to(torch.float32))
+        self.register_buffer("sinks", None if sinks is None else ranks.part(sinks.detach().to(torch.float32), 0))
         norms = {"q_norm": source, "k_norm": source, "index_q_norm": indexer, "index_k_norm": indexer}
         for name, module in norms.items():
             part = getattr(module, name.removeprefix("index_"), None)
@@ -264,6 +272,21 @@ def from_qwen3(source: Any, ranks: Ranks = ALONE) -> Decoder:
     return Decoder(source, layers, norm, ranks)
 
 
+def from_qwen3_moe(source: Any, ranks: Ranks = ALONE) -> Decoder:
+    """Return Qwen3 with experts; of each expert, one process's part."""
+    config = source.config
+    norm, routing = Norm(config.rms_norm_eps), Routing(config.num_experts_per_tok, renormalize=config.norm_topk_prob)
+    layers = []
+    for index, layer in enumerate(source.model.layers):
+        experts, router = layer.mlp.experts, layer.mlp.gate.weight.detach().float()
+        moe = MXFP8MoE.from_weights(
+            ranks.part_of_both(experts.gate_up_proj.detach(), 1), ranks.part(experts.down_proj.detach(), 2), router,
+            routing,
+        )  # fmt: skip
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm, ranks), Experts(moe), norm, ranks))
+    return Decoder(source, layers, norm, ranks)
+
+
 def from_minimax_m3(source: Any) -> Decoder:
     """Return MiniMax-M3's text model; the shared expert is the last of the experts."""
     config = source.config
@@ -289,8 +312,8 @@ def from_minimax_m3(source: Any) -> Decoder:
     return Decoder(source, layers, norm)
 
 
-def from_gpt_oss(source: Any) -> Decoder:
-    """Return gpt-oss: sinks, a window in every other layer, biases, rows of gate and up by turns."""
+def from_gpt_oss(source: Any, ranks: Ranks = ALONE) -> Decoder:
+    """Return gpt-oss, or one process's part: sinks, a window in every other layer, biases, gate and up by turns."""
     config = source.config
     norm = Norm(config.rms_norm_eps)
     first = source.model.layers[0].mlp.experts
@@ -299,13 +322,14 @@ def from_gpt_oss(source: Any) -> Decoder:
     layers = []
     for index, layer in enumerate(source.model.layers):
         experts, router = layer.mlp.experts, layer.mlp.router
+        gate_up, down = experts.gate_up_proj.detach().transpose(1, 2), experts.down_proj.detach().transpose(1, 2)
         moe = MXFP8MoE.from_weights(
-            experts.gate_up_proj.detach().transpose(1, 2), experts.down_proj.detach().transpose(1, 2),
-            router.weight.detach().float(), routing, activation, router_bias=router.bias,
-            w1_bias=experts.gate_up_proj_bias, w2_bias=experts.down_proj_bias,
+            ranks.part(gate_up, 1), ranks.part(down, 2), router.weight.detach().float(), routing, activation,
+            router_bias=router.bias, w1_bias=ranks.part(experts.gate_up_proj_bias, 1),
+            w2_bias=ranks.once(experts.down_proj_bias),
         )  # fmt: skip
-        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm), Experts(moe), norm))
-    return Decoder(source, layers, norm)
+        layers.append(DecoderLayer(layer, Attention(layer.self_attn, index, norm, ranks), Experts(moe), norm, ranks))
+    return Decoder(source, layers, norm, ranks)
 
 
 def decoded(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -337,6 +361,8 @@ def read_back(model: Decoder, source: Any) -> None:
         routed = moe.router.shape[0]
         mlp.experts.gate_up_proj.copy_(gate_up[:routed])
         mlp.experts.down_proj.copy_(down[:routed])
+        if routed == len(gate_up):
+            continue
         mlp.shared_experts.gate_up_proj.weight.copy_(gate_up[routed])
         mlp.shared_experts.down_proj.weight.copy_(down[routed])
 
@@ -350,11 +376,14 @@ def _split(layer: MXFP8Linear, *parts: Any) -> None:
             part.bias.copy_(piece)
 
 
-FROM: dict[str, Callable[[Any], Decoder]] = {
+FROM: dict[str, Callable[..., Decoder]] = {
     "qwen3": from_qwen3,
+    "qwen3_moe": from_qwen3_moe,
     "minimax_m3": from_minimax_m3,
     "gpt_oss": from_gpt_oss,
 }
+SHARED = ("qwen3", "qwen3_moe", "gpt_oss")
+"""Those of which several processes can have a part each."""
 
 
 if __name__ == "__main__":  # the layers alone do nothing

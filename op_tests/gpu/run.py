@@ -40,6 +40,8 @@ FILES = (
     "test_decode_attention_output", "test_decode_attention_workspace",
 )  # fmt: skip
 """The tests of ops that have kernels for a GPU other than AMD's."""
+MODELS = "nn/test_generate"
+"""The tests of whole models, of all those kernels together."""
 ON_GPU = (
     "test_mxfp8_gemm", "test_mxfp8_grouped_gemm", "test_mxfp4_gemm", "test_fp8_skinny_gemm", "test_decode_attention",
     "test_fused_linear", "test_token_experts", "test_all_reduce",
@@ -94,7 +96,8 @@ def main() -> int:
         card = {"card": torch.cuda.get_device_name(0), "driver": _driver(), "date": datetime.date.today().isoformat()}
         (folder / CARD).write_text(json.dumps(card))
         files = [str(OP_TESTS / "ops" / f"{file}.py") for file in FILES]
-        files += [str(OP_TESTS / "jit/test_plain_hip.py"), *(str(OP_TESTS / f"gpu/{file}.py") for file in ON_GPU)]
+        files += [str(OP_TESTS / f"{file}.py") for file in (MODELS, "jit/test_plain_hip")]
+        files += [str(OP_TESTS / f"gpu/{file}.py") for file in ON_GPU]
         staged = pytest_run(["-p", "gpu.staging", *files, *chosen], folder, options.j, options.seconds)
         alone = pytest_run([str(OP_TESTS / "gpu/test_gpu.py"), *chosen], folder, min(4, options.j), options.seconds)
         write_record(folder, built, options.out)

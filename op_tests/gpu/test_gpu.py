@@ -22,6 +22,7 @@ from helpers import abi_module
 
 import hipforge
 from hipforge import devices
+from hipforge.cli import bench_model, decode_peers, decode_step, decode_twin
 from hipforge.errors import ConfigError, GuardError, HipforgeError
 from hipforge.jit.call import abi, torch_functions
 from hipforge.jit.call.signature import signature_of
@@ -241,19 +242,21 @@ def test_every_kernel_is_launched_by_the_calls_that_the_sanitizer_checks(parts: 
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
 
 
-def test_generate_replays_one_graph_per_token_and_gives_the_tokens_of_transformers() -> None:
-    for model in ("qwen3", "gpt_oss"):
-        command = [sys.executable, str(EXAMPLES / "generate.py"), model, "--tokens", "8"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0 and "(at most 0.2)" in done.stdout, done.stdout + done.stderr[-2000:]
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "minimax_m3", "gpt_oss"])
+def test_generate_replays_one_graph_per_token_and_gives_the_tokens_of_transformers(model: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "generate.py"), model, "--tokens", "8"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "(at most 0.2)" in done.stdout, done.stdout + done.stderr[-2000:]
 
 
 @needs_two
-def test_two_gpus_generate_what_one_does() -> None:
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_two_gpus_generate_what_one_does(model: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, str(EXAMPLES / "generate.py"), "--tp", "2"], capture_output=True, text=True)
+    command += [str(EXAMPLES / "generate.py"), model, "--tp", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]  # it holds the logits to the bound itself
-    assert "qwen3, 2 processes: tokens" in done.stdout and "greedy choices the same" in done.stdout, done.stdout
+    assert f"{model}, 2 processes: tokens" in done.stdout and "greedy choices the same" in done.stdout, done.stdout
 
 
 def test_bench_model_draws_when_the_kernels_of_two_layers_ran(tmp_path: Path) -> None:
@@ -280,6 +283,26 @@ def test_bench_model_measures_two_gpus_beside_one(sums: str) -> None:
     for step in json.loads(done.stdout)["measured"]:
         assert step["one_gpu_error"] < 0.1 and 0 < step["us"] < step["one_gpu_us"]
         assert sum(line["calls"] for line in step["lines"] if line["op"].startswith("sum over GPUs")) == 4
+
+
+@needs_two
+@pytest.mark.parametrize("model", ["qwen3_30b_a3b", "gpt_oss_20b"])
+def test_bench_model_divides_experts_between_two_gpus(model: str) -> None:
+    command = [sys.executable, "-m", "hipforge", "bench-model", str(EXAMPLES / f"configs/{model}.json")]
+    options = ["--layers", "2", "--batch", "1,8", "--tp", "2", "--programmatic", "--json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    for step in json.loads(done.stdout)["measured"]:
+        assert step["one_gpu_error"] < 0.1 and step["us"] > 0
+        assert sum(line["calls"] for line in step["lines"] if line["op"].startswith("sum over GPUs")) == 4
+
+
+@pytest.mark.parametrize("kind", decode_peers.KINDS)
+def test_a_peer_with_experts_is_right_and_runs_as_one_graph(kind: str) -> None:
+    shape = decode_twin.small(decode_step.read(EXAMPLES / "configs/qwen3_30b_a3b.json"))
+    (by_way,) = bench_model.measure_peers(shape, kind, [(1, 256)])  # which holds each way to float64
+    assert by_way, kind
+    assert not any(isinstance(us, str) for us in by_way.values()), by_way
 
 
 def test_a_forked_child_is_refused_with_a_message() -> None:

@@ -111,7 +111,8 @@ class Simulation:
         x = mxfp8(normed)
         if hasattr(mlp, "gate_proj"):
             return product(mxfp8(_swiglu(product(x, mlp.gate_proj), product(x, mlp.up_proj))), mlp.down_proj)
-        clamp = (self.config.swiglu_alpha, 1.0, self.config.swiglu_limit)
+        plain = self.config.model_type == "qwen3_moe"
+        clamp = () if plain else (self.config.swiglu_alpha, 1.0, self.config.swiglu_limit)
         if hasattr(mlp, "gate_up_proj"):
             return product(mxfp8(_swiglu(*product(x, mlp.gate_up_proj).chunk(2, -1), *clamp)), mlp.down_proj)
         return self._experts(mlp, normed, x, clamp)
@@ -122,13 +123,16 @@ class Simulation:
             logits = normed @ mlp.router.weight.double().T + mlp.router.bias.double()
             best, chosen = logits.topk(top_k, -1)
             weights = best.softmax(-1)
+        elif not hasattr(mlp.gate, "e_score_correction_bias"):  # Qwen3
+            best, chosen = (normed @ mlp.gate.weight.double().T).softmax(-1).topk(top_k, -1)
+            weights = best / best.sum(-1, keepdim=True)
         else:
             scores = torch.sigmoid(normed @ mlp.gate.weight.double().T)
             chosen = (scores + mlp.gate.e_score_correction_bias.double()).topk(top_k, -1).indices
             weights = scores.gather(1, chosen)
             weights = self.config.routed_scaling_factor * weights / weights.sum(-1, keepdim=True)
         total = torch.zeros_like(normed)
-        for expert in range(self.config.num_local_experts):
+        for expert in range(len(experts.down_proj)):
             factor = torch.where(chosen == expert, weights, 0).sum(-1, keepdim=True)
             gate_up, down = experts.gate_up_proj[expert].double(), experts.down_proj[expert].double()
             if hasattr(mlp, "router"):  # stored [in, out], gate and up interleaved

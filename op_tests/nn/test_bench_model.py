@@ -277,13 +277,16 @@ def test_a_table_says_what_a_step_took(monkeypatch: pytest.MonkeyPatch, capsys: 
     from hipforge.cli import output
 
     line = bench_model.Line("qkv", "kernel", 32, 400.0, 320.0, 800_000_000)
-    step = bench_model.Step(8, 2048, 1000.0, 800.0, 400.0, (line,), {"bf16": 1600.0, "fp8": "does not fit"})
+    step = bench_model.Step(8, 2048, 1000.0, 800.0, 400.0, (line,), {"bf16": 1600.0, "fp8": "does not fit"},
+                            peer_ways={"bf16": {"cuBLAS": 1600.0, "tuned": "no such product"}, "fp8": {}})  # fmt: skip
     assert step.gap_us == 600.0 and json.dumps(bench_model.asdict(step))
     bench_model._print(output.console(), "llama", step, 2.5e12)
-    bench_model._print_peers(step)
+    for kind in step.peers:
+        bench_model._print_peer(step, kind)
     said = capsys.readouterr().out
     shares = "80%", "60.0%", "share 40.0%", "share 50.0%"
-    for part in ("12.50", "10.00", "2.00", "8000 tokens/s", "2.00×", "1.00 GB", "does not fit", *shares):
+    ways = "(cuBLAS 1600; tuned no such product)"
+    for part in (ways, "12.50", "10.00", "2.00", "8000 tokens/s", "2.00×", "1.00 GB", "does not fit", *shares):
         assert part in said, part
 
 

@@ -16,12 +16,12 @@ import torch
 from helpers.step_simulation import Simulation, bf16
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hipforge import emulator
+from hipforge import devices, emulator
 from hipforge.nn import PagedKVCache
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from decoder import FROM, Decoder, Ranks, read_back
+from decoder import FROM, SHARED, Decoder, Ranks, read_back
 from generate import CHUNK, PROMPT, build, main, prefill
 
 GENERATED = 32
@@ -38,8 +38,9 @@ PER_LAYER = 1e-2
 # over 33 tokens are two draws. Errors of tokens spread by 13 to 17 % (interquartile range over 1.35), so a median's by
 # at most 1.25 * 17 % / sqrt(33) = 3.7 % and the ratio of two by 5 %: this is two of those, and most of the spread is
 # common to both draws, whose tokens are the same. The median, because a step may also change which expert a router
-# chooses: such tokens are off by a multiple.
-BESIDE_THE_LIBRARY = 1.1
+# chooses: such tokens are off by a multiple. Errors of Qwen3's tokens with experts spread by 15 to 25 %: two of 6.4 %.
+BESIDE_THE_LIBRARY = {"qwen3_moe": 1.13}
+BESIDE_THE_LIBRARY_ELSE = 1.1
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Run:
     sequence: torch.Tensor
     logits: torch.Tensor
     records: list[dict[str, torch.Tensor]]
-    launches: list[list[int]]  # of each step, by layer
+    launches: list[list[int]]  # of each step, by layer, on the emulator
 
 
 @functools.cache
@@ -93,16 +94,18 @@ def _record(layer: Any, index: int, record: dict[str, list[torch.Tensor]], launc
         record["in"].append(residual.clone() if x is None else x + residual)
         if index == 0:
             launches.append([])
-        context = emulator.counters()
-        contexts.append((context, context.__enter__()))
+        if devices.current().kind == "emulator":
+            contexts.append(emulator.counters())
+            contexts.append(contexts[-1].__enter__())
 
     def after_attention(module: object, arguments: object, out: torch.Tensor) -> None:
         record["attention"].append(out.clone())
 
     def after(module: object, arguments: object, out: torch.Tensor) -> None:
-        context, counted = contexts.pop()
-        context.__exit__(None, None, None)
-        launches[-1].append(counted.launches)
+        if contexts:
+            counted, context = contexts.pop(), contexts.pop()
+            context.__exit__(None, None, None)
+            launches[-1].append(counted.launches)
         record["mlp"].append(out.clone())
 
     layer.register_forward_pre_hook(before)
@@ -154,10 +157,10 @@ def test_the_model_is_as_far_from_transformers_as_its_roundings_are(name: str) -
     with torch.no_grad():
         want = done.source(done.sequence[None], use_cache=False).logits[0].double()
         simulated = Simulation(done.source).logits(done.sequence)
-    generated = slice(PROMPT - 1, None)
+    generated, beside = slice(PROMPT - 1, None), BESIDE_THE_LIBRARY.get(name, BESIDE_THE_LIBRARY_ELSE)
     for part in (generated, slice(None)):
         theirs = of_the_median_token(simulated[part], want[part])
-        assert of_the_median_token(done.logits[part], want[part]) <= BESIDE_THE_LIBRARY * theirs
+        assert of_the_median_token(done.logits[part], want[part]) <= beside * theirs
         assert theirs < 0.25  # neither is noise
     assert torch.equal(want[PROMPT - 1 : -1].argmax(-1), done.sequence[PROMPT:])  # teacher-forced on its choices
 
@@ -175,6 +178,7 @@ def test_a_model_cast_to_half_is_the_same_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_is_a_few_launches(name: str) -> None:
+    """As ``emulator.counters`` has them."""
     done = whole(name)
     bounds = [LAUNCHES["experts" if layer.mlp.wants_copy else "dense"] for layer in done.model.layers]
     sparse = [LAUNCHES["sparse"] if layer.attention.blocks else 0 for layer in done.model.layers]
@@ -216,12 +220,11 @@ def ignore_modes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def seen_in_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def seen_in_layers(name: str, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Every torch operator inside the layers. The ops run as without a mode, so that what they do themselves shows."""
     ignore_modes(monkeypatch)
     source, sequence = witness(name)
     model = FROM[name](source)
-    watch = Watch()
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda *_: watch.__enter__() and None)
         layer.register_forward_hook(lambda *_: watch.__exit__(None, None, None))
@@ -233,7 +236,7 @@ def seen_in_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inside_layers_torch_only_views_and_allocates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = seen_in_layers(name, monkeypatch)
+    seen = seen_in_layers(name, Watch(), monkeypatch)
     computed = {one for one in seen if one.split(".")[0] == "aten" and one.split(".")[1] not in ALLOWED}
     assert computed == set()
     assert any(one.startswith("hipforge.") for one in seen)  # the launches themselves are seen as operators
@@ -248,21 +251,25 @@ def test_the_watch_sees_what_torch_computes(monkeypatch: pytest.MonkeyPatch) -> 
         return plain(self, *args) + 0
 
     monkeypatch.setattr(MXFP8Linear, "forward", with_a_sum)
-    assert "aten.add" in seen_in_layers("qwen3", monkeypatch)
+    assert "aten.add" in seen_in_layers("qwen3", Watch(), monkeypatch)
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-TWICE = f"""
+AGAIN = f"""
 import sys
 sys.path.insert(0, {str(EXAMPLES)!r})
 import decoder, generate
 from torch import distributed
 leave, distributed.destroy_process_group = distributed.destroy_process_group, lambda: None
-generate.main()
+init, distributed.init_process_group = distributed.init_process_group, lambda *_: None
+init("gloo")
+for name in decoder.SHARED:
+    sys.argv[1] = name
+    generate.main()
 decoder.Ranks.summed = lambda self, x: x
-distributed.init_process_group, distributed.destroy_process_group = lambda *_: None, leave
+distributed.destroy_process_group = leave
 generate.main()
 """
 
@@ -270,22 +277,23 @@ generate.main()
 def test_two_processes_generate_what_one_does_and_are_found_out_where_they_do_not_add_their_parts_up(
     tmp_path: Path,
 ) -> None:
-    """The second time, in the same processes and their group, the sums are left out."""
-    (tmp_path / "twice.py").write_text(TWICE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "twice.py")]
+    """The last time, in the same processes and their group, the sums are left out."""
+    (tmp_path / "again.py").write_text(AGAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "again.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HIPFORGE_EMULATOR_CHECKS": "memory"}  # as a user runs it
-    command += ["--tp", "2", "--prompt", "20", "--tokens", "3"]  # two chunks and two steps
+    command += ["MODEL", "--tp", "2", "--prompt", "20", "--tokens", "3"]  # two chunks and two steps
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert "qwen3, 2 processes: tokens" in done.stdout, done.stderr[-3000:]
-    assert "3 of 3 greedy choices the same" in done.stdout, done.stderr[-3000:]
+    for name in SHARED:
+        assert f"{name}, 2 processes: tokens" in done.stdout, done.stderr[-3000:]
+    assert done.stdout.count("of 3 greedy choices the same") == len(SHARED) + 1, done.stderr[-3000:]
     assert done.returncode != 0
     assert "too far from those of one process" in done.stderr, done.stderr[-3000:]
 
 
 def test_a_share_of_a_model_that_it_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, message in (
-        (("minimax_m3", "--tp", "2"), "--tp 2 is for qwen3 under torchrun --nproc-per-node 2"),
-        (("qwen3", "--tp", "2"), "--tp 2 is for qwen3 under torchrun"),
+        (("minimax_m3", "--tp", "2"), "--tp 2 is for qwen3, qwen3_moe, gpt_oss under torchrun --nproc-per-node 2"),
+        (("qwen3", "--tp", "2"), "--tp 2 is for qwen3, qwen3_moe, gpt_oss under torchrun"),
     ):
         monkeypatch.setattr(sys, "argv", ["generate.py", *options])
         with pytest.raises(SystemExit, match=message):
@@ -310,6 +318,11 @@ def without_the_scale_of_routed_experts(model: Decoder) -> None:
     for layer in model.layers:
         if layer.mlp.wants_copy:
             layer.mlp.moe.routing = replace(layer.mlp.moe.routing, scale=1.0)
+
+
+def without_renormalised_weights(model: Decoder) -> None:
+    for layer in model.layers:
+        layer.mlp.moe.routing = replace(layer.mlp.moe.routing, renormalize=False)
 
 
 def without_one_in_the_norms(model: Decoder) -> None:
@@ -403,6 +416,7 @@ SABOTAGE = (
     ("minimax_m3", with_stale_index_keys, "attention 1"),
     ("minimax_m3", with_a_causal_cut_one_early, "attention 1"),
     ("qwen3", without_norms_of_heads, "attention"),
+    ("qwen3_moe", without_renormalised_weights, "mlp"),
 )
 
 

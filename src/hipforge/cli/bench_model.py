@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -69,10 +69,11 @@ class Step:
         programmatic_us: inside :func:`hipforge.programmatic_launch`, where it was asked for.
         floor_us: of reading weights, scales and cache at the card's read bandwidth.
         lines: its ops, each measured alone.
-        peers: microseconds by name, or why there are none.
+        peers: microseconds by kind of weights, of the best way to write the model in torch, or why there are none.
         one_gpu_us: of the step of the whole model on one GPU, where this one is of several GPUs.
         one_gpu_error: of the logits beside that step's, relatively.
         kernels: name, start and microseconds of each launch of a replay of the better graph, where it was asked for.
+        peer_ways: the same of every way, by kind.
     """
 
     batch: int
@@ -85,6 +86,7 @@ class Step:
     one_gpu_us: float | None = None
     one_gpu_error: float | None = None
     kernels: tuple[Span, ...] = ()
+    peer_ways: dict[str, dict[str, float | str]] = field(default_factory=dict)
 
     @property
     def gap_us(self) -> float:
@@ -258,37 +260,50 @@ def measure_cells(
     return steps
 
 
-def measure_peers(shape: decode_step.Shape, name: str, cells: Iterable[tuple[int, int]]) -> list[float | str]:
-    """Return, for each (batch, context), microseconds of a step of the model in torch, or why there are none."""
+def measure_peers(
+    shape: decode_step.Shape, kind: str, cells: Iterable[tuple[int, int]]
+) -> list[dict[str, float | str]]:
+    """Return, for each (batch, context), microseconds of a step of the model in torch by way, or why there are none."""
     import torch
 
-    from hipforge.cli import decode_twin
-
-    def of(batch: int, context: int) -> float:
-        run = peer.step(batch, context)
-        for _ in range(2):
-            run()
-        return timing.replay_us(captured([run], False))
+    from hipforge.cli import decode_peers
 
     cells = list(cells)
-    if shape.biases:
-        return ["torch's attention has no sinks"] * len(cells)
-    found: list[float | str] = []
+    def of(way: decode_peers.Way, batch: int, context: int) -> float:
+        step = peer.step(way, batch, context)
+        for _ in range(2):
+            step.run()
+        if not (error := step.error()) <= (most := decode_peers.MOST_ERROR[kind]):
+            raise HipforgeError(f"a layer adds what is {error:.3f} from float64, relatively; at most {most} is right")
+        return timing.replay_us(captured([step.run], False))
+
+    found: list[dict[str, float | str]] = [{} for _ in cells]
     with torch.no_grad():
         try:
-            peer = decode_twin.Peer(shape, name, torch.device("cuda"))
+            peer = decode_peers.Peer(shape, kind, torch.device("cuda"))
         except torch.OutOfMemoryError:
-            return ["does not fit"] * len(cells)
-        for cell in cells:
-            try:
-                found.append(of(*cell))
-            except torch.OutOfMemoryError:
-                found.append("does not fit")
-            except Exception as error:  # a peer's failure must not hide what was measured
-                found.append(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}")
-            finally:
-                _free()
+            return [{"torch.compile": "does not fit in this card's memory"}] * len(cells)
+        for way in decode_peers.ways(shape, kind):
+            for into, (batch, context) in zip(found, cells, strict=True):
+                if batch not in way.sequences:
+                    continue
+                try:
+                    into[way.name] = of(way, batch, context)
+                except torch.OutOfMemoryError:
+                    into[way.name] = "does not fit in this card's memory"
+                except Exception as error:  # a peer's failure must not hide what was measured
+                    first = (str(error).splitlines() or [""])[0][:120]
+                    into[way.name] = f"{type(error).__name__}: {first}"
+                finally:
+                    _free()
+            torch.compiler.reset()  # compiled code keeps what it has seen
     return found
+
+
+def best_peer(by_way: dict[str, float | str]) -> float | str:
+    """Return the microseconds of the best way, or why there is none."""
+    times = [us for us in by_way.values() if not isinstance(us, str)]
+    return min(times) if times else "; ".join(f"{way}: {why}" for way, why in by_way.items())
 
 
 def _free() -> None:
@@ -322,7 +337,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int
               show_default=True,
               help="Who adds up: the next product or norm, torch's kernel that reads other GPUs, or NCCL.")  # fmt: skip
 @click.option("--peers/--no-peers", default=True, show_default=True,
-              help="Also measure the model in torch, with bf16 and with fp8 weights.")  # fmt: skip
+              help="Also measure the model in torch, bf16 and fp8 weights, each the best of some ways.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the steps as JSON.")
 @click.option("--plot", "picture", type=Picture(), help="Also write stacked bars (needs matplotlib).")
 @click.option("--timeline", type=Picture(), help="Also write when the kernels of two layers ran (needs matplotlib).")
@@ -358,7 +373,7 @@ def command(
             f"bench-model measures on a GPU, and the device is {device.kind} (HIPFORGE_DEVICE); "
             "hipforge time-model models the same step on the emulator"
         )
-    from hipforge.cli import decode_ops, decode_twin, read_floor
+    from hipforge.cli import decode_ops, decode_peers, decode_twin, read_floor
 
     if device.arch_of() not in (known := read_floor.archs()):
         raise ConfigError(f"bench-model measures on {', '.join(known)}; the device is {device.arch_of()}")
@@ -407,13 +422,15 @@ def command(
             steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole, drawn)
         del model
         _free()
-    for name in decode_twin.PEERS if peers and tp == 1 else ():
-        times = measure_peers(shape, name, [(step.batch, step.context) for step in steps])
-        steps = [replace(step, peers={**step.peers, name: us}) for step, us in zip(steps, times, strict=True)]
-        torch.compiler.reset()  # compiled code keeps the model that it is of
+    for kind in decode_peers.KINDS if peers and tp == 1 else ():
+        found = measure_peers(shape, kind, [(step.batch, step.context) for step in steps])
+        steps = [
+            replace(step, peers={**step.peers, kind: best_peer(ways)}, peer_ways={**step.peer_ways, kind: ways})
+            for step, ways in zip(steps, found, strict=True)
+        ]
         _free()
-    for step in steps if peers and not as_json else ():
-        _print_peers(step)
+        for step in [] if as_json else steps:
+            _print_peer(step, kind)
     if as_json and is_first:
         rows = [{**asdict(step), "gap_us": step.gap_us} for step in steps]
         click.echo(json.dumps({**header, "measured": rows}, indent=1))
@@ -461,9 +478,11 @@ def _print(console: Console, name: str, step: Step, bandwidth: float) -> None:
         console.print(f"one GPU: {ratio}; logits of two layers are {error} from its own, relatively", highlight=False)
 
 
-def _print_peers(step: Step) -> None:
-    for peer, us in step.peers.items():
-        text = us
-        if not isinstance(us, str):
-            text = f"{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s, {us / step.least_us:.2f}× as long"
-        click.echo(f"batch {step.batch}, context {step.context}: {peer}, torch.compile, one graph: {text}")
+def _print_peer(step: Step, kind: str) -> None:
+    us, by_way = step.peers[kind], step.peer_ways[kind]
+    said = us
+    if not isinstance(us, str):
+        shown = [f"{way} {own if isinstance(own, str) else f'{own:.0f}'}" for way, own in by_way.items()]
+        speed = f"{us:.0f} µs, {step.batch / us * 1e6:.0f} tokens/s, {us / step.least_us:.2f}× as long"
+        said = f"{speed} ({'; '.join(shown)})"
+    click.echo(f"batch {step.batch}, context {step.context}: {kind} weights, torch.compile, one graph: {said}")

@@ -1,21 +1,19 @@
-"""A decode step in torch alone: what a chain of ops is held to, and the peers that it is timed beside."""
+"""A decode step in torch alone: what a chain of ops is held to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 
 from hipforge.cli import decode_ops
 from hipforge.cli.decode_ops import ALPHA, EPSILON, PAGE_SIZE, Chain, Layer, Linear, Model
 from hipforge.cli.decode_step import Shape
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
-
-FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -82,12 +80,8 @@ def layer_step(
     return math.rounded(x + math.linear(swiglu(math.linear(normed, layer.gate_up), shape), layer.down))
 
 
-def route(x: torch.Tensor, layer: Layer, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights and ids [B, top_k + shared] of the experts of each token."""
-    router: Any = layer.router
-    logits = (
-        x.to(torch.promote_types(x.dtype, torch.float32)) @ router.to(torch.promote_types(x.dtype, torch.float32)).T
-    )
+def route(logits: torch.Tensor, layer: Layer, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and ids [B, top_k + shared] of the experts of each token, by the router's products."""
     if layer.router_bias is not None:
         logits = logits + layer.router_bias
     scores = logits.sigmoid() if shape.scoring == "sigmoid" else logits.softmax(-1)
@@ -136,7 +130,8 @@ def _exact_attention(
 
 
 def _exact_experts(x: torch.Tensor, layer: Layer, shape: Shape) -> torch.Tensor:
-    weights, ids = route(x, layer, shape)
+    router: Any = layer.router
+    weights, ids = route(x @ router.to(x.dtype).T, layer, shape)
     total, quantised = torch.zeros_like(x), _mxfp8(x)
     for expert in ids.unique().tolist():
         first, last = (
@@ -174,114 +169,6 @@ def exact_logits(model: Model, chain: Chain, tokens: torch.Tensor, position: int
         window = shape.window if index % 2 == 0 else None
         x = layer_step(x, layer, shape, EXACT, (cache[0], cache[1]), where, cos_sin, window)
     return _exact_product(rms_norm(x, model.last_norm, shape.offset, EXACT), model.head)
-
-
-# ---- peers -----------------------------------------------------------------------------------------------------------
-
-
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *_: object) -> torch.Tensor:
-    return scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
-
-
-def _experts(x: torch.Tensor, layer: Layer, shape: Shape) -> torch.Tensor:
-    """Experts of a few tokens by batched products over gathered weights, of more by torch's grouped one."""
-    weights, ids = route(x, layer, shape)
-    gate_up: Any = layer.gate_up  # [E, N, K], as down
-    down: Any = layer.down
-    if len(x) == 1:
-        inner = swiglu(torch.einsum("kni,i->kn", gate_up[ids[0]], x[0]), shape)
-        return torch.einsum("kni,ki,k->n", down[ids[0]], inner, weights[0].to(x.dtype))[None]
-    order = ids.flatten().argsort()
-    ends = torch.bincount(ids.flatten(), minlength=gate_up.shape[0]).cumsum(0).int()
-    rows = torch._grouped_mm(x[order // ids.shape[1]], gate_up.transpose(1, 2), offs=ends)
-    rows = torch._grouped_mm(swiglu(rows, shape), down.transpose(1, 2), offs=ends)
-    rows = rows * weights.flatten()[order, None].to(x.dtype)
-    return torch.zeros_like(x).index_add_(0, order // ids.shape[1], rows)
-
-
-def _same(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-def _fp8_product(x: torch.Tensor, by: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    weight, scale = by
-    own = x.abs().amax().float().clamp(min=1e-12) / 448
-    quantised = (x.float() / own).to(FP8)
-    return torch._scaled_mm(quantised, weight.T, own, scale, out_dtype=torch.bfloat16)
-
-
-PEERS: dict[str, Arithmetic] = {
-    "bf16": Arithmetic(lambda x, by: x @ by.T, _same, _same, _attend, _experts),
-    "fp8 torch._scaled_mm": Arithmetic(_fp8_product, _same, _same, _attend, _experts),
-}
-
-
-class Peer:
-    """A model of a shape in torch, random weights, a contiguous bfloat16 cache; layers compiled by torch.compile."""
-
-    def __init__(self, shape: Shape, name: str, place: torch.device) -> None:
-        self.shape, self.math, self.place = shape, PEERS[name], place
-        (heads, kv_heads), dim, (dense, sparse) = shape.heads, shape.head_dim, shape.layers
-        fp8 = "fp8" in name
-
-        def weight(*size: int) -> Any:
-            drawn = torch.randn(size, dtype=torch.bfloat16, device=place).mul_(size[-1] ** -0.5)
-            if not fp8 or len(size) == 3:
-                return drawn
-            return (drawn * 64).to(FP8), torch.full((), 1 / 64, device=place)
-
-        def norm(size: int) -> torch.Tensor:
-            return torch.ones(size, dtype=torch.bfloat16, device=place)
-
-        def layer(experts: bool) -> Layer:
-            inner = (shape.experts + shape.shared, shape.expert_inner) if experts else (shape.inner,)
-            return Layer(
-                input_norm=norm(shape.hidden), post_norm=norm(shape.hidden),
-                qkv=weight((heads + 2 * kv_heads) * dim, shape.hidden), out=weight(shape.hidden, heads * dim),
-                head_norms=(norm(dim), norm(dim)) if shape.head_norms else (None, None), sinks=None,
-                router=torch.randn(shape.experts, shape.hidden, device=place).bfloat16() if experts else None,
-                router_bias=None,
-                correction_bias=torch.zeros(shape.experts, device=place)
-                if experts and shape.scoring == "sigmoid" else None,
-                gate_up=weight(*inner[:-1], 2 * inner[-1], shape.hidden),
-                down=weight(*inner[:-1], shape.hidden, inner[-1]),
-            )  # fmt: skip
-
-        self.layers = [layer(index >= dense) for index in range(dense + sparse)]
-        self.embedding = torch.randn(shape.vocabulary, shape.hidden, dtype=torch.bfloat16, device=place)
-        self.last_norm, self.head = norm(shape.hidden), weight(shape.vocabulary, shape.hidden)
-        self._layer = torch.compile(self._one_layer, dynamic=False)
-        self._last = torch.compile(self._logits, dynamic=False)
-
-    def _one_layer(
-        self, x: torch.Tensor, parameters: tuple[Any, ...], cache: Any, where: torch.Tensor, cos_sin: Any
-    ) -> torch.Tensor:
-        return layer_step(x, Layer(*parameters), self.shape, self.math, cache, where, cos_sin, None)
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.math.linear(rms_norm(x, self.last_norm, self.shape.offset, self.math), self.head)
-
-    def step(self, batch: int, context: int) -> Callable[[], object]:
-        """Return a step of ``batch`` sequences at their last of ``context`` keys."""
-        (_, kv_heads), dim = self.shape.heads, self.shape.head_dim
-        size = batch, kv_heads, context, dim
-        caches = [
-            tuple(torch.zeros(size, dtype=torch.bfloat16, device=self.place) for _ in range(2)) for _ in self.layers
-        ]
-        angles = torch.randn(self.shape.rotary_dim // 2, device=self.place)
-        cos_sin = angles.cos(), angles.sin()
-        where = torch.tensor([context - 1], device=self.place)
-        tokens = torch.zeros(batch, dtype=torch.int64, device=self.place)
-
-        parameters = [tuple(getattr(layer, item.name) for item in fields(layer)) for layer in self.layers]
-
-        def run() -> object:
-            x = self.embedding[tokens]
-            for layer, cache in zip(parameters, caches, strict=True):
-                x = self._layer(x, layer, cache, where, cos_sin)
-            return torch.argmax(self._last(x), 1, out=tokens)
-
-        return run
 
 
 # ---- the check -------------------------------------------------------------------------------------------------------
