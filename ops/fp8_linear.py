@@ -371,7 +371,7 @@ def convert_to_float8_training(
 
     Raises:
         GuardError: ``module`` is no module, ``config`` no configuration; a layer to convert has a weight that is
-            computed, as :meth:`Float8Linear.from_float` says.
+            computed, as :meth:`Float8Linear.from_float` says. No layer is replaced then.
 
     Example:
         >>> from torch import nn
@@ -386,6 +386,7 @@ def convert_to_float8_training(
     wanted = module_filter_fn or default_module_filter
 
     converted: dict[nn.Module, nn.Module] = {}  # a layer that is used in several places stays one layer
+    swaps: list[tuple[nn.Module, str, nn.Module]] = []  # made after the last layer was found convertible
 
     def convert(child: nn.Module, fqn: str) -> nn.Module:
         if child in converted:
@@ -393,13 +394,16 @@ def convert_to_float8_training(
         for name, grandchild in _slots(child):
             replacement = convert(grandchild, f"{fqn}.{name}" if fqn else name)
             if replacement is not grandchild:
-                setattr(child, name, replacement)
+                swaps.append((child, name, replacement))
         converted[child] = child
         if isinstance(child, nn.Linear) and not isinstance(child, Float8Linear) and wanted(child, fqn):
             converted[child] = Float8Linear.from_float(child, config)
         return converted[child]
 
-    return convert(module, "")
+    result = convert(module, "")
+    for parent, name, replacement in swaps:
+        setattr(parent, name, replacement)
+    return result
 
 
 def _slots(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 import torch
@@ -113,7 +114,7 @@ def canonical_scales(name: str, scales: torch.Tensor, experts: int | None, n: in
     kind = weight_scales_of(name, scales, experts, n, k)
     if kind is not Scales.ONCE or scales.shape[-2:] == (1, 1):  # a single block stays one, which is the same product
         return scales
-    each, lead = scales.numel() // (experts or 1), () if experts is None else (experts,)
+    each, lead = (scales.numel(), ()) if experts is None else (math.prod(scales.shape[1:]), (experts,))
     return scales.reshape(*lead, *(() if each == 1 and lead else (each,)))
 
 

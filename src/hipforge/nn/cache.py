@@ -11,12 +11,13 @@ import torch
 
 from hipforge.errors import GuardError, OutOfMemoryError
 from hipforge.nn.payload import place_of
-from hipforge.ops.core.checks import as_text, require_int
+from hipforge.ops.core.checks import as_text, require_choice, require_int, require_shape
+from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.decode_attention import decode_attention_fp8
 from hipforge.ops.reference.sparse_attention import INDEX_BLOCK, TOPK_BLOCKS
 from hipforge.ops.rope_and_cache import Style, rope_and_cache
-from hipforge.ops.sparse_attention import sparse_block_scores, sparse_topk_blocks
+from hipforge.ops.sparse_attention import BLOCK_SIZES, MAX_TOPK, sparse_block_scores, sparse_topk_blocks
 
 _MOST_PAGES = (1 << 31) - 1
 
@@ -57,7 +58,10 @@ class SparseBlocks:
     Attributes:
         topk: blocks for each token and KV head, 1 to 16.
         block_size: keys of a block: 16, 32, 64 or 128, a multiple of the page size.
-        local_blocks: the token's own block and those just before it that are always among them.
+        local_blocks: the token's own block and those just before it that are always among them, at most ``topk``.
+
+    Raises:
+        GuardError: a number out of its range.
 
     Example:
         >>> from hipforge.nn import SparseBlocks
@@ -68,6 +72,15 @@ class SparseBlocks:
     topk: int = TOPK_BLOCKS
     block_size: int = INDEX_BLOCK
     local_blocks: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what no step could choose, before a sequence is so long that it has to."""
+        require_choice("block_size", self.block_size, BLOCK_SIZES)
+        topk, local = require_int("topk", self.topk, 1), require_int("local_blocks", self.local_blocks, 0)
+        if topk > MAX_TOPK or local > topk:
+            raise GuardError(
+                f"topk must be 1 to {MAX_TOPK} and local_blocks at most topk; got topk={topk} and local_blocks={local}"
+            )
 
     @property
     def most_keys(self) -> int:
@@ -91,8 +104,9 @@ class PagedKVCache:
         kv_heads: Hkv.
         head_dim: D, as :func:`hipforge.decode_attention_fp8` takes it.
         device: where the pages are.
-        dtype: the device's e4m3 by default.
-        index_dtype: of the index keys of sparse attention, float16, bfloat16 or fp8; None: there are none.
+        dtype: the device's e4m3, the default, or uint8 with its bits.
+        index_dtype: of the index keys of sparse attention, float16, bfloat16, the device's e4m3 or uint8 with its bits;
+            None: there are none.
 
     Attributes:
         k, v: [layers, pages, page_size, Hkv, D].
@@ -124,9 +138,10 @@ class PagedKVCache:
         if pages > _MOST_PAGES:
             raise GuardError(f"pages must be at most {_MOST_PAGES}, since block tables are int32; got {pages}")
         place = place_of(device)
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.itemsize == 1):
-            raise GuardError(f"dtype must be an 8-bit type of torch; got {as_text(dtype)}")
-        own = fp8_dtypes(place)[0] if dtype is None else dtype
+        fp8 = fp8_dtypes(place)[0]
+        _require_one_of("dtype", dtype, (fp8, torch.uint8))
+        _require_one_of("index_dtype", index_dtype, (*HALVES, fp8, torch.uint8))
+        own = fp8 if dtype is None else dtype
         shape = (layers, pages, page_size, kv_heads, head_dim)
         self.page_size, self.device = page_size, place
         # Zeroed: a page that is read before it is full must not hold NaN.
@@ -341,12 +356,13 @@ class PagedKVCache:
         if not isinstance(q, torch.Tensor) or q.dim() != 3 or q.shape[0] % step.tokens:
             got = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
             raise GuardError(f"q must be a tensor [B * tokens, Hq, D] of a step of {step.tokens} tokens; got {got}")
+        if out_format is None and scale_out is not None:
+            raise GuardError("scale_out takes the scales of out_format='mxfp8'; got out_format=None")
+        if out is not None:
+            require_shape("out", out, q.shape, "that of q")
+        self._require_index(index_q, blocks, window, q)
         held = step.block_tables.shape[1] * self.page_size
         tables, lengths, batched = step.block_tables, step.seqlens, q.unflatten(0, (-1, step.tokens))
-        if index_q is not None and window is not None:
-            raise GuardError(
-                f"index_q chooses the keys that a token sees: a window has no meaning; got window={window}"
-            )
         # Not a default argument: torch.compile could not make one.
         if index_q is not None and held > (rule := blocks or _BLOCKS).most_keys:
             tables, lengths, batched = *self._chosen(layer, index_q, step, rule), q.unsqueeze(1)
@@ -380,6 +396,26 @@ class PagedKVCache:
         )
         return tables, lengths
 
+    def _require_index(
+        self, index_q: torch.Tensor | None, blocks: SparseBlocks | None, window: int | None, q: torch.Tensor
+    ) -> None:
+        """Refuse an index that does not fit, also while sequences are short and no block is chosen yet."""
+        if not (blocks is None or isinstance(blocks, SparseBlocks)):
+            raise GuardError(f"blocks must be SparseBlocks; got {as_text(blocks)}")
+        if index_q is None:
+            if blocks is not None:
+                raise GuardError("blocks are chosen by index_q; got blocks and no index_q")
+            return
+        if window is not None:
+            raise GuardError(
+                f"index_q chooses the keys that a token sees: a window has no meaning; got window={window}"
+            )
+        require_shape("index_q", index_q, (q.shape[0], *self.k.shape[3:]), "[B * tokens, Hkv, D]")
+        self._index_of(0)
+        size = (blocks or _BLOCKS).block_size
+        if size % self.page_size:
+            raise GuardError(f"block_size of blocks must be a multiple of the page size, {self.page_size}; got {size}")
+
     def _index_of(self, layer: int) -> torch.Tensor:
         if self.index is None:
             raise GuardError("index_q needs a cache of index keys; got one made without index_dtype: pass bfloat16")
@@ -391,9 +427,13 @@ class PagedKVCache:
             raise GuardError(f"layer must be at most {len(self.k) - 1}, of {len(self.k)} layers; got {layer}")
 
 
+def _require_one_of(name: str, dtype: object, accepted: tuple[torch.dtype, ...]) -> None:
+    """Refuse a dtype that is neither None nor accepted."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in accepted):
+        raise GuardError(f"{name} must be one of {', '.join(map(str, accepted))}; got {as_text(dtype)}")
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if not (isinstance(dtype, torch.dtype) and (dtype in (torch.float16, torch.bfloat16) or dtype.itemsize == 1)):
-        raise GuardError(f"index_dtype must be float16, bfloat16 or an 8-bit type of torch; got {as_text(dtype)}")
     zeros = torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device)
     return zeros.view(dtype)
 

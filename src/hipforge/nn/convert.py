@@ -12,7 +12,7 @@ import torch
 from hipforge.errors import GuardError
 from hipforge.nn.fp8_linear import LAYOUTS, FP8Linear
 from hipforge.nn.linear import MXFP8Linear, QuantizedLinear
-from hipforge.ops.core.checks import as_text, require_choice
+from hipforge.ops.core.checks import as_text, require_choice, require_floating, require_real, require_shape
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.fp8_linear import require_linear, take_hooks
 
@@ -33,8 +33,9 @@ def convert_to_mxfp8(model: torch.nn.Module, skip: str | Iterable[str] = ()) -> 
         The model.
 
     Raises:
-        GuardError: no module; a layer whose in_features is not a multiple of 32 or whose weight a hook computes, by
-            name; a pattern that matches no layer.
+        GuardError: no module; a layer whose in_features is not a multiple of 32, whose weight a hook computes or is of
+            another dtype than float32, float16 and bfloat16, by name; a pattern that matches no layer. No layer is
+            replaced then.
 
     Example:
         >>> import torch
@@ -103,6 +104,7 @@ def _converted(
                 f"e8m0 scale per {BLOCK} weights); name it in skip to leave it as it is"
             )
         require_linear(name or "the model", part)
+        _require_convertible(name or "the model", part)
     made: dict[torch.nn.Linear, QuantizedLinear] = {}
     for name, part in wanted.items():
         if part not in made:
@@ -115,6 +117,14 @@ def _converted(
         if isinstance(layer, torch.nn.TransformerEncoderLayer) and set(made.values()).intersection(layer.children()):
             layer.activation_relu_or_gelu = 0  # else torch's fused inference multiplies the weights itself
     return model
+
+
+def _require_convertible(name: str, part: torch.nn.Linear) -> None:
+    """Refuse, before a layer is replaced, parameters that its conversion would refuse."""
+    require_real(f"the weight of {name}", part.weight)
+    if part.bias is not None:
+        require_floating(**{f"the bias of {name}": part.bias})
+        require_shape(f"the bias of {name}", part.bias, (part.weight.shape[0],), "out_features")
 
 
 def _patterns(skip: str | Iterable[str]) -> tuple[str, ...]:

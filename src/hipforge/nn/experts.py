@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from hipforge.errors import GuardError
 from hipforge.nn.payload import (
     Pair,
     Quantized,
@@ -19,7 +20,7 @@ from hipforge.nn.payload import (
     quantized_mxfp4,
     quantized_rows,
 )
-from hipforge.ops.core.checks import require_rank, require_shape
+from hipforge.ops.core.checks import as_text, require_rank, require_shape
 from hipforge.ops.moe import DEFAULT_BLOCK_M, fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8
 
 
@@ -38,6 +39,12 @@ class Activation:
     beta: float = 0.0
     limit: float | None = None
     interleaved: bool = False
+
+
+def require_kind(name: str, value: object, kind: type) -> None:
+    """Refuse parameters that are neither None nor an object of their class."""
+    if value is not None and not isinstance(value, kind):
+        raise GuardError(f"{name} must be {kind.__module__}.{kind.__name__}(...); got {as_text(value)}")
 
 
 class StackedExperts(Quantized):
@@ -73,6 +80,7 @@ class StackedExperts(Quantized):
         block_m: int = DEFAULT_BLOCK_M,
     ) -> None:
         super().__init__()
+        require_kind("activation", activation, Activation)
         self.activation, self.block_m = activation or Activation(), block_m
         (w1_q, w1_scale), (w2_q, w2_scale) = self.accepted(*w1, "w1"), self.accepted(*w2, "w2")
         require_rank("w1", w1_q, 3, "[E, 2*I, H]")
@@ -176,6 +184,9 @@ class Experts(StackedExperts):
             GuardError: an argument is not of this form, or x requires a gradient while gradients are recorded.
         """
         rows = input_rows(x, self.sizes[1], type(self).__name__)
+        if (topk_weights is None) != (topk_ids is None):
+            missing = "topk_weights" if topk_weights is None else "topk_ids"
+            raise GuardError(f"topk_weights and topk_ids must both be given, or neither; got no {missing}")
         if topk_weights is None or topk_ids is None:
             topk_weights = torch.ones(rows.shape[0], 1, device=x.device, dtype=torch.float32)
             topk_ids = torch.zeros(rows.shape[0], 1, device=x.device, dtype=torch.int32)

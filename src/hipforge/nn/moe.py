@@ -9,9 +9,9 @@ from typing_extensions import Self
 
 from hipforge.errors import GuardError
 from hipforge.nn.experts import Activation as Activation
-from hipforge.nn.experts import OverFP8, OverMXFP4, OverMXFP8, StackedExperts
+from hipforge.nn.experts import OverFP8, OverMXFP4, OverMXFP8, StackedExperts, require_kind
 from hipforge.nn.payload import Pair, input_rows
-from hipforge.ops.core.checks import require_dtype, require_shape, require_tensor
+from hipforge.ops.core.checks import require_dtype, require_int, require_shape, require_tensor
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.router_gemm import router_gemm
 from hipforge.ops.topk_gating import topk_gating
@@ -75,8 +75,11 @@ class MoE(StackedExperts):
         Raises:
             GuardError: weights, router or biases that do not fit each other.
         """
+        require_kind("routing", routing, Routing)
         super().__init__(w1, w2, activation, w1_bias=w1_bias, w2_bias=w2_bias, block_m=block_m)
         self.routing = routing
+        require_int("top_k", routing.top_k, 1)
+        require_int("shared_experts", routing.shared_experts, 0)
         experts, width, _ = self.sizes
         routed = experts - routing.shared_experts
         if routed < routing.top_k:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -72,12 +73,12 @@ def quantized(weight: torch.Tensor, name: str = "weight") -> Pair:
     """
     require_real(name, weight)
     require_last_multiple(name, weight, BLOCK)
-    flat = weight.detach().reshape(-1, *weight.shape[-2:])
+    flat = weight.detach().reshape(math.prod(weight.shape[:-2]), *weight.shape[-2:])  # of no elements -1 says nothing
     elements = torch.empty(flat.shape, dtype=fp8_dtypes(weight.device)[0], device=weight.device)
     scales = flat.new_empty((*flat.shape[:-1], flat.shape[-1] // BLOCK), dtype=torch.uint8)
     for matrix, out, scale_out in zip(flat, elements, scales, strict=True):
         mxfp8_quantize(matrix.contiguous(), out=out, scale_out=scale_out)
-    return elements.view(weight.shape), scales.view(*weight.shape[:-1], -1)
+    return elements.view(weight.shape), scales.view(*weight.shape[:-1], scales.shape[-1])
 
 
 def accepted(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight") -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,7 +165,8 @@ def quantized_mxfp4(weight: torch.Tensor, name: str = "weight") -> Pair:
     require_real(name, weight)
     require_last_multiple(name, weight, BLOCK)
     elements, scales = mxfp4_quantize(weight.detach().flatten(0, -2).contiguous())
-    return elements.view(*weight.shape[:-1], -1), scales.view(*weight.shape[:-1], -1)
+    rows = weight.shape[:-1]
+    return elements.view(*rows, elements.shape[-1]), scales.view(*rows, scales.shape[-1])
 
 
 def accepted_mxfp4(elements: torch.Tensor, scales: torch.Tensor, name: str = "weight") -> Pair:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import torch
 
 from hipforge import devices
+from hipforge.errors import GuardError
 from hipforge.nn.payload import Quantized
-from hipforge.ops.core.checks import require_int
+from hipforge.ops.core.checks import require_int, require_torch_dtype
 
 
 def prepare(model: torch.nn.Module, tokens: int | Iterable[int] = 1, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -26,7 +27,7 @@ def prepare(model: torch.nn.Module, tokens: int | Iterable[int] = 1, dtype: torc
         How many calls were made; 0 for a model without such layers.
 
     Raises:
-        GuardError: a number of tokens below 1, or a dtype that a layer does not take.
+        GuardError: no model, a number of tokens below 1, or a dtype that a layer does not take.
         HipforgeError: a capture is going on already.
         BuildError, ToolchainError: a module cannot be built.
 
@@ -38,7 +39,11 @@ def prepare(model: torch.nn.Module, tokens: int | Iterable[int] = 1, dtype: torc
         2
     """
     devices.refuse_in_capture("warm a model up")
-    batches = sorted({require_int("tokens", count, 1) for count in ((tokens,) if isinstance(tokens, int) else tokens)})
+    if not isinstance(model, torch.nn.Module):
+        raise GuardError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    require_torch_dtype("dtype", dtype)
+    counts = tokens if isinstance(tokens, Iterable) and not isinstance(tokens, torch.Tensor) else (tokens,)
+    batches = sorted({require_int("tokens", count, 1) for count in counts})
     kinds: dict[object, Quantized] = {}
     for part in model.modules():
         if isinstance(part, Quantized):
