@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from hipforge.errors import GuardError
+from hipforge.errors import EmulatorFault, GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import require_copyable
@@ -15,7 +15,7 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
-from hipforge.ops.peers import Peers
+from hipforge.ops.peers import Peers, explained
 
 PUBLIC = ("argmax",)
 EXAMPLES = {"argmax": "M=1,V=128256"}
@@ -83,9 +83,9 @@ def argmax(taken: Accepted, logits: torch.Tensor, out: torch.Tensor | None = Non
     """
     out = new_or_given(out, logits.shape[:1], torch.int64, logits.device)
     if taken.path == "kernel":
-        if not taken.contiguous and logits.stride(1) != 1:
+        if logits.stride(1) != 1:  # also of one column, whose stride torch lets be anything
             require_copyable(logits, out)
-            logits = logits.contiguous()
+            logits = logits.clone(memory_format=torch.contiguous_format)
         argmax_out(out, logits, programmatic.active())
     else:
         out.copy_(torch.argmax(logits, 1))
@@ -119,7 +119,10 @@ def argmax_of_ranks(logits: torch.Tensor, peers: Peers, out: torch.Tensor | None
     require_rank("logits", logits, 2, "[M, V]")
     require_dtype("logits", logits, tuple(FLOATS))
     out = new_or_given(out, logits.shape[:1], torch.int64, logits.device)
-    argmax_of_ranks_out(out, logits, *peers, programmatic.active())
+    try:
+        argmax_of_ranks_out(out, logits, *peers, programmatic.active())
+    except EmulatorFault as error:
+        raise explained(error, peers) from None
     return out
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from hipforge import devices
+from hipforge.errors import GuardError
 from hipforge.jit import registry
 from hipforge.jit.call import torch_library
 from hipforge.jit.compile_ops import compile_ops
@@ -174,6 +175,8 @@ def moe_align_block_size(
     if out is None:
         out = SortedSlots(*(topk_ids.new_empty(size, dtype=torch.int32) for size in sizes))
     else:
+        if not isinstance(out, tuple | list) or len(out) != len(sizes):
+            raise GuardError("out must be three tensors: sorted_token_ids, expert_ids, num_tokens_post_padded")
         for tensor, size in zip(out, sizes, strict=True):
             require_out(tensor, (size,), torch.int32, topk_ids.device)
     if taken.path == "kernel":

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hipforge.errors import ConfigError, GuardError
+from hipforge.errors import ConfigError, EmulatorFault, GuardError
+from hipforge.ops.core.checks import require_int
 
 HEADER, SLOTS, CHUNK, MAX_RANKS = 32, 2, 8, 8  # as csrc/all_reduce/all_reduce.cu has them
 POLLS = 1 << 27
@@ -121,9 +122,21 @@ class Peers(NamedTuple):
 
 
 def _shape(ranks: int, rows: int, columns: int) -> tuple[int, int]:
-    if not 1 <= ranks <= MAX_RANKS:
+    if not 1 <= require_int("ranks", ranks) <= MAX_RANKS:
         raise GuardError(f"a group must have 1 to {MAX_RANKS} ranks; got {ranks}")
+    rows, columns = require_int("rows", rows), require_int("columns", columns)
     if rows < 1 or columns < 1:
         raise GuardError(f"rows and columns must be at least 1; got {rows} and {columns}")
     whole = -(-columns // (2 * CHUNK)) * 2 * CHUNK  # two slots of them are lines of 128 bytes
     return rows, HEADER + SLOTS * ranks * whole
+
+
+def explained(error: EmulatorFault, peers: Peers) -> EmulatorFault:
+    """Return a launch's fault, with the reason first where the kernel gave a rank up."""
+    if "the kernel trapped" not in str(error):
+        return error
+    return EmulatorFault(
+        f"rank {peers.rank} of {len(peers.addresses)} gave up: another rank's part did not come in {peers.polls} "
+        "reads. Every rank makes the same calls in the same order, with the same shapes and dtype, each in a thread or "
+        f"process of its own; then make the group anew, since the ranks of this one are out of step\n{error}"
+    )

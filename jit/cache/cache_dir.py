@@ -76,9 +76,11 @@ def checked(path: Path, setting: str) -> Path:
     """Return a directory that the user named.
 
     Raises:
-        ConfigError: others own it or can write it, and HIPFORGE_TRUST_SHARED_DIRS is not set.
+        ConfigError: it is something else; others own it or can write it, and HIPFORGE_TRUST_SHARED_DIRS is not set.
     """
     unusable = name_problem(path)
+    if unusable is None and os.path.exists(path) and not os.path.isdir(path):  # whose mode is not to be changed
+        unusable = "it is not a directory"
     if unusable is not None:
         raise ConfigError(f"{setting}={path} cannot be used: {unusable}; name another directory")
     problem = _distrusted(path, named=True)

@@ -16,6 +16,7 @@ from helpers.jit_stand_in import StandIn
 from hipforge import ops, settings, shapes
 from hipforge.cli import demo, inspect, output
 from hipforge.cli.build_progress import spoken_seconds
+from hipforge.cli.cache import human
 from hipforge.cli.main import COMMANDS
 from hipforge.cli.profile_subjects import SUBJECTS
 from hipforge.errors import ConfigError
@@ -183,6 +184,14 @@ def test_kernel_names_fit_80_columns_unless_they_are_asked_for_in_full(
     inspect._print([row], "title", columns, True)
     assert LONG in capsys.readouterr().out
     assert len(fit(LONG, 31)) == 31 and fit("k", 31) == "k" and fit(LONG, None) == LONG
+
+
+def test_a_listed_entry_is_one_line_of_what_reads_it(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in.build()
+    monkeypatch.setattr(output, "PIPED_COLUMNS", 40)  # names of modules are longer than 160 here and there
+    (listed,) = answer("cache", "list")
+    line = next(line for line in invoke("cache", "list").stdout.splitlines() if "sample" in line)
+    assert Path(listed["path"]).name in line and human(listed["bytes"]) in line and line.rstrip().endswith("in use")
 
 
 def test_the_cache_is_listed_measured_explained_pruned_and_cleared(stand_in: StandIn) -> None:

@@ -136,6 +136,12 @@ def test_a_named_directory_that_others_can_write_is_an_error_unless_the_user_say
         assert not stand_in.build().built
 
 
+def test_what_is_no_directory_is_called_that_and_its_mode_is_left_alone(stand_in: StandIn) -> None:
+    text = "HIPFORGE_CACHE_DIR=/dev/null cannot be used: it is not a directory; name another"
+    with settings.scope(CACHE_DIR=Path("/dev/null")), pytest.raises(ConfigError, match=text):
+        stand_in.build()
+
+
 def test_a_directory_whose_parent_lets_others_replace_it_is_refused_unless_sticky(
     stand_in: StandIn,
     tmp_path: Path,

@@ -273,6 +273,15 @@ def test_a_mistyped_variable_is_warned_of_once() -> None:
     assert "UNRELATED" not in done.stderr
 
 
+def test_a_mistyped_family_of_tables_is_warned_of() -> None:
+    names = {"MXFP8_GEM": "tables.csv", "MY_OWN_OP": "mine.csv", "SMALLM_MXFP8": "former.csv", "MXFP4_GEM": ""}
+    environment = {**os.environ, **{f"HIPFORGE_CONFIG_{name}": text for name, text in names.items()}}
+    code = "from hipforge import devices\ndevices.current()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "no tuned table is read from HIPFORGE_CONFIG_MXFP8_GEM (did you mean MXFP8_GEMM?)" in done.stderr
+    assert done.stderr.count("no tuned table") == 1
+
+
 # doctor, which starts every compiler, with the least that an encoding can have; the others in the full run.
 @pytest.mark.parametrize(
     ("words", "encoding"),

@@ -226,9 +226,14 @@ def test_processes_that_share_memory_add_up() -> None:
 
 
 def test_a_rank_that_does_not_come_ends_the_launch() -> None:
-    own = Peers.on_one_device(2, 1, 32, polls=50)[1]
-    with pytest.raises(EmulatorFault, match="trap"):
-        hipforge.all_reduce(normal(1, 32), *own)
+    own, x, weight = Peers.on_one_device(2, 1, 32, polls=50)[1], normal(1, 32), normal(32)
+    for add in (
+        lambda: hipforge.all_reduce(x, *own),
+        lambda: all_reduce_residual_rms(x, x.clone(), weight, EPSILON, *own),
+        lambda: all_reduce_residual_rms_mxfp8(x, x.clone(), weight, EPSILON, *own),
+    ):
+        with pytest.raises(EmulatorFault, match=r"rank 1 of 2 gave up: .* 50 reads(.|\n)*trap"):
+            add()
 
 
 def test_an_older_part_is_not_taken_for_this_calls() -> None:
@@ -282,9 +287,10 @@ def test_wrong_arguments_are_refused() -> None:
         all_reduce_residual_rms(x, normal(2, 64), normal(64), EPSILON, *own)
     with pytest.raises(GuardError, match="epsilon must be finite"):
         all_reduce_residual_rms(x, x.clone(), normal(64), -1.0, *own)
-    for ranks, rows, columns in ((0, 1, 8), (9, 1, 8), (1, 0, 8), (1, 1, 0)):
+    wrong: Any
+    for wrong in ((0, 1, 8), (9, 1, 8), (1, 0, 8), (1, 1, 0), (2.0, 1, 8), (1, "1", 8), (1, 1, None)):
         with pytest.raises(GuardError, match="must"):
-            Peers.on_one_device(ranks, rows, columns)
+            Peers.on_one_device(*wrong)
     assert own.buffer.count_nonzero() == 0
 
 

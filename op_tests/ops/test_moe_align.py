@@ -148,6 +148,12 @@ def test_the_order_of_slots_depends_on_no_wave(order):
         check(random_ids(50, 4, -1, 30), 16, 29)
 
 
+@pytest.mark.parametrize("memory", [(), 3, torch.empty(3)], ids=["empty", "number", "tensor"])
+def test_memory_that_is_not_three_tensors_is_refused_as_that(memory):
+    with pytest.raises(GuardError, match="out must be three tensors: sorted_token_ids, expert_ids, num_tokens_post_pa"):
+        hipforge.moe_align_block_size(torch.zeros(2, 2, dtype=torch.int32), 4, 4, out=memory)
+
+
 def test_refusals_name_argument_value_and_rule():
     ids = random_ids(2, 2, 0, 2)
     out = SortedSlots(*(torch.zeros(n, dtype=torch.int32) for n in (12, 3, 1)))

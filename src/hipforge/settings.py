@@ -249,6 +249,20 @@ def warn_of_mistyped() -> None:
     for name, near in unknown().items():
         if did_you_mean(name.removeprefix("HIPFORGE_"), [setting.env.removeprefix("HIPFORGE_") for setting in ALL]):
             logging.getLogger("hipforge").warning("there is no setting %s%s", name, near)
+    for name, near in _mistyped_tables().items():
+        logging.getLogger("hipforge").warning("no tuned table is read from %s%s", name, near)
+
+
+def _mistyped_tables() -> dict[str, str]:
+    """Return the variables of tuned tables that are almost the name of a family's, each with that one."""
+    given = [name for name in os.environ if name.startswith(CONFIG_PREFIX) and os.environ[name]]
+    if not given:
+        return {}
+    from hipforge import ops
+
+    known = [family.upper() for family in (*ops.families(), *FORMER_TABLES)]
+    near = {name: did_you_mean(name.removeprefix(CONFIG_PREFIX), known) for name in sorted(given)}
+    return {name: text for name, text in near.items() if text and name.removeprefix(CONFIG_PREFIX) not in known}
 
 
 # Per-family overrides of tuned tables have names made from the family, so they are not in ALL.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hipforge.jit.cache.store import Entry
     from hipforge.jit.why import Explanation
 
+UNFOLDED_COLUMNS = 1000
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 
 
@@ -75,7 +76,8 @@ def list_entries(as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=1))
         return
     table = Table(show_edge=False, pad_edge=False)
-    for heading in ("entry", "size", "build", "last used", ""):
+    table.add_column("entry", overflow="fold")  # names take what the numbers leave
+    for heading in ("size", "build", "last used", ""):
         table.add_column(heading, no_wrap=True)
     for entry in ahead:
         row = _prebuilt_row(entry)
@@ -87,7 +89,10 @@ def list_entries(as_json: bool) -> None:
         when = datetime.datetime.fromtimestamp(item.last_used).isoformat(" ", "minutes")
         name = f"{item.path.parent.name}/{item.path.name}"
         table.add_row(name, human(item.bytes), seconds, when, "in use" if item.in_use else "")
-    output.console().print(table)
+    console = output.console()
+    if not console.is_terminal:  # an entry is one line of what reads it
+        console.width = UNFOLDED_COLUMNS
+    console.print(table)
 
 
 def _prebuilt_row(entry: Entry) -> dict[str, Any]:
