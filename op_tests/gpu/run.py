@@ -1,4 +1,4 @@
-"""``make gpu-test``: the ops' tests and those of :mod:`gpu.test_gpu` on this machine's GPU, then ``record.json``.
+"""``make gpu-test``: tests of ops, models and :mod:`gpu.test_gpu` on this machine's GPU, then ``record.json``.
 
 Needs no package index: the torch, the nvcc and the pytest that are there, and PYTHONPATH for hipforge itself. A failure
 leaves the record of the variants that it touches as it was.

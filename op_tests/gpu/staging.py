@@ -30,7 +30,10 @@ from hipforge.ops.core import dispatch
 PLACE = os.environ.get("HIPFORGE_STAGE", "cuda")
 """Where storages are copied to; ``cpu`` tries the copying itself beside the emulator."""
 
-_ONLY_EMULATED = ("emulator.counters", "gfx942", "EmulatorFault", "timing.", "trace(", "HIPFORGE_EMULATOR", "Watch(")
+_ONLY_EMULATED = (
+    "emulator.counters", "gfx942", "EmulatorFault", "timing.", "trace(", "HIPFORGE_EMULATOR", "Watch(",
+    'checks="memory"',
+)  # fmt: skip
 _calls: dict[str, float | None] = {}
 """The variants that the test has called, the last one last, with the worst relative error of their results."""
 

@@ -22,7 +22,7 @@ from helpers import abi_module
 
 import hipforge
 from hipforge import devices
-from hipforge.cli import bench_model, decode_peers, decode_step, decode_twin
+from hipforge.cli import bench_model, decode_step, decode_twin
 from hipforge.errors import ConfigError, GuardError, HipforgeError
 from hipforge.jit.call import abi, torch_functions
 from hipforge.jit.call.signature import signature_of
@@ -242,7 +242,7 @@ def test_every_kernel_is_launched_by_the_calls_that_the_sanitizer_checks(parts: 
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
 
 
-@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "minimax_m3", "gpt_oss"])
+@pytest.mark.parametrize("model", ["qwen3", "gpt_oss"])
 def test_generate_replays_one_graph_per_token_and_gives_the_tokens_of_transformers(model: str) -> None:
     command = [sys.executable, str(EXAMPLES / "generate.py"), model, "--tokens", "8"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -297,12 +297,10 @@ def test_bench_model_divides_experts_between_two_gpus(model: str) -> None:
         assert sum(line["calls"] for line in step["lines"] if line["op"].startswith("sum over GPUs")) == 4
 
 
-@pytest.mark.parametrize("kind", decode_peers.KINDS)
-def test_a_peer_with_experts_is_right_and_runs_as_one_graph(kind: str) -> None:
+def test_a_peer_with_experts_is_right_and_runs_as_one_graph() -> None:
     shape = decode_twin.small(decode_step.read(EXAMPLES / "configs/qwen3_30b_a3b.json"))
-    (by_way,) = bench_model.measure_peers(shape, kind, [(1, 256)])  # which holds each way to float64
-    assert by_way, kind
-    assert not any(isinstance(us, str) for us in by_way.values()), by_way
+    (by_way,) = bench_model.measure_peers(shape, "bf16", [(1, 256)])  # which holds each way to float64
+    assert by_way and not any(isinstance(us, str) for us in by_way.values()), by_way
 
 
 def test_a_forked_child_is_refused_with_a_message() -> None:
