@@ -231,11 +231,11 @@ def made() -> None:
         x, inner = hipforge.mxfp8_quantize(rows(torch.bfloat16, 1, k)), rows(torch.float32, 3, n // 2)
         plain = 1.0, 0.0, torch.inf
         token.mxfp8_token_gate_up_passes_out(inner, *x, *experts, ids, *plain, *end)
-        token.mxfp8_token_choose_gate_up_out(inner, *x, *experts, logits, None, *plain, *choice, *end)
+        token.mxfp8_token_choose_gate_up_out(inner, ids, *x, *experts, logits, None, *plain, *choice, *end)
         out = rows(torch.bfloat16, 1, n)
         for given in (rows(torch.bfloat16, 3, 2 * k), rows(torch.float32, 3, k)):
             token.mxfp8_token_down_passes_out(out, given, *experts, ids, routing, *plain, *end)
-        token.mxfp8_token_choose_down_out(out, given, *experts, logits, None, *choice, *end)
+        token.mxfp8_token_choose_down_out(out, given, *experts, ids, logits, None, *choice, *end)
     for hidden in (1024, 3072):
         x, router, weight = (rows(torch.bfloat16, *size, hidden) for size in ((1,), (9,), ()))
         for w in (router, router.float()):

@@ -174,7 +174,8 @@ def test_products_that_choose_experts_are_both_in_passes(
         return
     called = []
     for name in ("mxfp8_token_choose_gate_up_out", "mxfp8_token_choose_down_out"):
-        monkeypatch.setattr(token, name, lambda *given, name=name: called.append((name, given[-8:-3])))
+        at = 1 if "gate_up" in name else 4  # where the experts are left, and found
+        monkeypatch.setattr(token, name, lambda *on, name=name, at=at: called.append((name, on[at], on[-8:-3])))
     monkeypatch.setattr(token.devices, "current", lambda: SimpleNamespace(cu_count=lambda: UNITS))
     choice = token.Choice(torch.empty(1, 16), 8, scoring, torch.empty(16), scale=2.5, shared_experts=1)
     x, sizes = torch.empty(1), ((2 * inner, hidden), (hidden, inner))
@@ -182,4 +183,5 @@ def test_products_that_choose_experts_are_both_in_passes(
     assert token.token_gate_up(x, x, w1, x, choice).shape == (9, inner)
     assert token.token_down(between, w2, x, choice).shape == (1, hidden)
     options = 8, 1, scoring == "sigmoid", True, 2.5
-    assert called == [(f"mxfp8_token_choose_{of}_out", options) for of in ("gate_up", "down")]
+    assert choice.ids.shape == (9,) and choice.ids.dtype == torch.int32
+    assert called == [(f"mxfp8_token_choose_{of}_out", choice.ids, options) for of in ("gate_up", "down")]

@@ -1,6 +1,6 @@
 """The experts of one token on sm_90: two launches that read the chosen experts' weights, without sorted slots.
 
-Their experts are given, or chosen by every block of both from the router's logits (:class:`Choice`).
+Their experts are given, or chosen by every block of the first from the router's logits (:class:`Choice`).
 The first has the rows of gate and up of all chosen experts side by side, and all multiprocessors share them evenly.
 The second makes SwiGLU of them, quantised as :func:`hipforge.swiglu_mxfp8` does, and adds the experts up in float32
 with their routing weights: a sum is rounded once, where :func:`hipforge.moe_combine` adds rounded ones.
@@ -11,7 +11,7 @@ Either is a kernel in passes (:data:`PASSES`) for K up to 4096, else the dense k
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -45,8 +45,9 @@ mxfp8_token_gate_up_passes_out = stub(
 mxfp8_token_choose_gate_up_out = stub(
     "mxfp8_token_choose_gate_up_out",
     PASSES,
-    f"out, Xq, Xs, W, Ws, logits: Tensor; bias: Tensor?; alpha, beta, limit: float; {_CHOSEN}",
-    "Write swiglu(X @ W[e]^T) of the experts e that ``logits`` choose into ``out`` float32 [S, N/2], K up to 4096.",
+    f"out, chosen, Xq, Xs, W, Ws, logits: Tensor; bias: Tensor?; alpha, beta, limit: float; {_CHOSEN}",
+    "Write swiglu(X @ W[e]^T) of the experts e that ``logits`` choose into ``out`` [S, N/2], e into ``chosen``.",
+    mutates=("out", "chosen"),
 )
 mxfp8_token_down_passes_out = stub(
     "mxfp8_token_down_passes_out",
@@ -57,8 +58,8 @@ mxfp8_token_down_passes_out = stub(
 mxfp8_token_choose_down_out = stub(
     "mxfp8_token_choose_down_out",
     PASSES,
-    f"out, inner, W, Ws, logits: Tensor; bias: Tensor?; {_CHOSEN}",
-    "Write the weighted sum of inner @ W[e]^T of the experts e that ``logits`` choose into ``out`` bf16 [1, N].",
+    f"out, inner, W, Ws, chosen, logits: Tensor; bias: Tensor?; {_CHOSEN}",
+    "Write the sum of inner @ W[e]^T of the experts ``chosen``, weighted by ``logits``, into ``out`` bf16 [1, N].",
 )
 mxfp8_token_gate_up_out = stub(
     "mxfp8_token_gate_up_out",
@@ -139,6 +140,7 @@ class Choice:
         renormalize: whether the weights of the token sum to ``scale``.
         scale: of the weights.
         shared_experts: the last so many experts have weight 1.
+        ids: int32 [k + shared_experts], where the first product leaves the experts for the second; made here.
     """
 
     logits: torch.Tensor
@@ -148,6 +150,11 @@ class Choice:
     renormalize: bool = True
     scale: float = 1.0
     shared_experts: int = 0
+    ids: torch.Tensor = field(default=None)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.ids is None:
+            object.__setattr__(self, "ids", torch.empty(self.slots, dtype=torch.int32, device=self.logits.device))
 
     @property
     def slots(self) -> int:
@@ -222,7 +229,7 @@ def token_gate_up(
     spread = pass_stream.sharers_for(k), devices.current().cu_count()
     if isinstance(chosen, Choice):
         end = *activation, *chosen.options, *spread, programmatic.active()
-        mxfp8_token_choose_gate_up_out(*given, chosen.logits, chosen.bias, *end)
+        mxfp8_token_choose_gate_up_out(result, chosen.ids, *given[1:], chosen.logits, chosen.bias, *end)
     elif makes_swiglu(k, n // 2):
         mxfp8_token_gate_up_passes_out(*given, chosen, *activation, *spread, programmatic.active())
     else:
@@ -249,7 +256,7 @@ def token_down(
         w: float8_e4m3fn or uint8 [E, N, K], contiguous, K a multiple of 256, or of 128 up to 4096 with N one of 16.
         w_scale: e8m0 bytes [E, N, K/32].
         chosen: int32 [S], each an expert of ``w``: nothing checks it; S up to 32. Or the :class:`Choice` that the
-            launch before, :func:`token_gate_up`, had: a programmatic launch reads its logits while that one runs.
+            launch before, :func:`token_gate_up`, had, whose ``ids`` and logits a programmatic launch reads early.
         weights: float32 [S]; None with a :class:`Choice`, which has its own.
         alpha: of SwiGLU, as the next two; a float32 ``inner`` has it.
         beta: added to up.
@@ -270,7 +277,7 @@ def token_down(
     spread = down_sharers(slots, k), devices.current().cu_count()
     if isinstance(chosen, Choice):
         end = *chosen.options, *spread, programmatic.active()
-        mxfp8_token_choose_down_out(*given, chosen.logits, chosen.bias, *end)
+        mxfp8_token_choose_down_out(*given, chosen.ids, chosen.logits, chosen.bias, *end)
     elif takes_passes(n, k):
         mxfp8_token_down_passes_out(*given, chosen, weights, *activation, *spread, programmatic.active())
     else:

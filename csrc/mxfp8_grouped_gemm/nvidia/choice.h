@@ -1,6 +1,6 @@
-// The experts of one token, chosen from its router's logits by every block of a product that needs them: what topk_gating.cu
-// computes, bit for bit, without its launch and without groups. One warp of a block chooses; weights, which are not needed before
-// the products, are made by each warp in the order of topk_gating.cu.
+// The experts of one token, chosen from its router's logits by every block of the first product: what topk_gating.cu computes, bit for
+// bit, without its launch and without groups. One warp of a block chooses; weights, which the second product needs, are made there by
+// each warp in the order of topk_gating.cu.
 #pragma once
 
 #include "../../moe_routing/gating.h"
@@ -25,7 +25,7 @@ __device__ __noinline__ inline uint32_t biased_key(float logit, float bias) {
 }
 
 template <int PER_LANE, class Found>
-__device__ __forceinline__ void choose_of(const Choice& c, uint32_t* keys, int lane, const Found& found) {
+__device__ __forceinline__ void choose_of(const Choice& c, int lane, const Found& found) {
   float logits[PER_LANE];
   uint32_t own[PER_LANE];
 #pragma unroll
@@ -34,7 +34,6 @@ __device__ __forceinline__ void choose_of(const Choice& c, uint32_t* keys, int l
   for (int j = 0; j < PER_LANE; ++j) {
     const int e = j * 32 + lane;
     own[j] = e >= c.experts ? gating::kNotThere : c.bias ? biased_key(logits[j], c.bias[e]) : gating::key_of(logits[j]);
-    if (keys && e < c.experts) keys[e] = own[j];
   }
   gating::Ranked<PER_LANE> ranked(own, lane);
 #pragma unroll 1
@@ -45,19 +44,25 @@ __device__ __forceinline__ void choose_of(const Choice& c, uint32_t* keys, int l
   if (lane < c.shared) found(c.choices + lane, c.experts + lane);
 }
 
-/// Calls found(place, expert) once for each of the choices, then for the shared experts. One warp calls it. keys, unless null: where
-/// the keys of all experts are left, in shared memory.
+constexpr int kNotChosen = -1;  // where the number of an expert will be
+
+/// Calls found(place, expert) once for each of the choices, then for the shared experts. One warp calls it.
 template <class Found>
-__device__ __forceinline__ void choose_experts(const Choice& c, uint32_t* keys, int lane, const Found& found) {
+__device__ __forceinline__ void choose_experts(const Choice& c, int lane, const Found& found) {
   constexpr int kFew = 4;
   if (c.experts <= kFew * 32)
-    choose_of<kFew>(c, keys, lane, found);
+    choose_of<kFew>(c, lane, found);
   else
-    choose_of<gating::kMaxExperts / 32>(c, keys, lane, found);
+    choose_of<gating::kMaxExperts / 32>(c, lane, found);
+}
+
+/// Leaves the logits of all experts, as keys, in shared memory. All threads of a block call it.
+__device__ __forceinline__ void load_keys(const Choice& c, uint32_t* keys) {
+  for (int e = threadIdx.x; e < c.experts; e += blockDim.x) keys[e] = gating::key_of(c.logit(e));
 }
 
 /// Returns the routing weight of choice number `lane`, whose expert is `expert`; 1 of a shared one. All lanes of a warp call it;
-/// keys: those of choose_experts, which are the logits in another form where there is no bias.
+/// keys: of load_keys.
 __device__ __forceinline__ float routing_weight(const Choice& c, const uint32_t* keys, int lane, int expert) {
   const bool is_chosen = lane < c.choices;
   float weight;

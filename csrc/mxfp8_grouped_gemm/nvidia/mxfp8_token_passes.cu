@@ -39,6 +39,8 @@ int64_t check_ids(const Tensor& ids) {
   return ids.size(0);
 }
 
+void check_chosen(const Tensor& chosen, int64_t slots) { hf::check_operand(chosen, "chosen", HF_I32, {slots}); }
+
 Choice check_choice(const Tensor& logits, const OptionalTensor& bias, int64_t experts, int64_t choices, int64_t shared, bool sigmoid,
                     bool renormalize, double scale) {
   using namespace hf::gating;
@@ -56,21 +58,21 @@ Choice check_choice(const Tensor& logits, const OptionalTensor& bias, int64_t ex
           static_cast<int>(shared), sigmoid, renormalize, static_cast<float>(scale)};
 }
 
-/// Checks the first product and launches it; ids are null where the experts are chosen.
+/// Checks the first product and launches it; ids are null where the experts are chosen, and chosen where they are not.
 template <bool CHOOSES>
 void run_gate_up(const Tensor& out, const Tensor& Xq, const Tensor& Xs, const Tensor& W, const Tensor& Ws, const Experts& of,
-                 int64_t slots, const int32_t* ids, const Choice& choice, const hf::Activation& activation, int64_t sharers,
-                 int64_t blocks, bool programmatic, hipStream_t stream) {
+                 int64_t slots, const int32_t* ids, int32_t* chosen, const Choice& choice, const hf::Activation& activation,
+                 int64_t sharers, int64_t blocks, bool programmatic, hipStream_t stream) {
   hf::mxfp8::check_payload(Xq, "Xq", HF_E4M3FN, {1, of.k});
   hf::check_operand(Xs, "Xs", hf::kE8m0, {1, of.k / hf::kMxBlock}, "", {4});
   hf::check_operand(out, "out", HF_F32, {slots, of.n / 2});
-  const TokenGateUp first{Xq.data<uint8_t>(), Xs.data<uint8_t>(), W.data<uint8_t>(), Ws.data<uint8_t>(), ids, out.data<float>(),
-                          activation, static_cast<int>(slots), static_cast<int>(of.n), static_cast<int>(of.k), 0,
+  const TokenGateUp first{Xq.data<uint8_t>(), Xs.data<uint8_t>(), W.data<uint8_t>(), Ws.data<uint8_t>(), ids, chosen,
+                          out.data<float>(), activation, static_cast<int>(slots), static_cast<int>(of.n), static_cast<int>(of.k), 0,
                           hf::Divisor::of(static_cast<uint32_t>(of.n / kPassRows))};
   stream_token_gate_up<CHOOSES>(first, choice, sharers, blocks, programmatic, stream);
 }
 
-/// Checks the weighted product and launches it; ids and weights are null where the experts are chosen.
+/// Checks the weighted product and launches it; weights are null where the experts are chosen.
 template <bool CHOOSES, bool MADE>
 void run_down(const Tensor& out, const Tensor& inner, const Tensor& W, const Tensor& Ws, const Experts& of, int64_t slots,
               const int32_t* ids, const float* weights, const Choice& choice, const hf::Activation& activation, int64_t sharers,
@@ -90,21 +92,22 @@ void run_down(const Tensor& out, const Tensor& inner, const Tensor& W, const Ten
 void mxfp8_token_gate_up_passes_out(Tensor out, Tensor Xq, Tensor Xs, Tensor W, Tensor Ws, Tensor ids, double alpha, double beta,
                                     double limit, int64_t sharers, int64_t blocks, bool programmatic, hipStream_t stream) {
   const Experts of = check_experts(W, Ws, sharers, blocks);
-  run_gate_up<false>(out, Xq, Xs, W, Ws, of, check_ids(ids), ids.data<const int32_t>(), {},
+  run_gate_up<false>(out, Xq, Xs, W, Ws, of, check_ids(ids), ids.data<const int32_t>(), nullptr, {},
                      hf::checked_activation(alpha, beta, limit, false), sharers, blocks, programmatic, stream);
 }
 HF_EXPORT(mxfp8_token_gate_up_passes_out);
 
 /// The same with the experts that logits float32 [1, E - shared] choose, the `choices` best of topk_gating_out without groups, then
-/// the shared ones; bias float32 [E - shared].
-void mxfp8_token_choose_gate_up_out(Tensor out, Tensor Xq, Tensor Xs, Tensor W, Tensor Ws, Tensor logits, OptionalTensor bias,
-                                    double alpha, double beta, double limit, int64_t choices, int64_t shared, bool sigmoid,
-                                    bool renormalize, double scale, int64_t sharers, int64_t blocks, bool programmatic,
-                                    hipStream_t stream) {
+/// the shared ones; they are left in `chosen` int32 [choices + shared]; bias float32 [E - shared].
+void mxfp8_token_choose_gate_up_out(Tensor out, Tensor chosen, Tensor Xq, Tensor Xs, Tensor W, Tensor Ws, Tensor logits,
+                                    OptionalTensor bias, double alpha, double beta, double limit, int64_t choices, int64_t shared,
+                                    bool sigmoid, bool renormalize, double scale, int64_t sharers, int64_t blocks,
+                                    bool programmatic, hipStream_t stream) {
   const Experts of = check_experts(W, Ws, sharers, blocks);
   const Choice choice = check_choice(logits, bias, of.count, choices, shared, sigmoid, renormalize, scale);
-  run_gate_up<true>(out, Xq, Xs, W, Ws, of, choices + shared, nullptr, choice, hf::checked_activation(alpha, beta, limit, false),
-                    sharers, blocks, programmatic, stream);
+  check_chosen(chosen, choices + shared);
+  run_gate_up<true>(out, Xq, Xs, W, Ws, of, choices + shared, nullptr, chosen.data<int32_t>(), choice,
+                    hf::checked_activation(alpha, beta, limit, false), sharers, blocks, programmatic, stream);
 }
 HF_EXPORT(mxfp8_token_choose_gate_up_out);
 
@@ -122,13 +125,15 @@ void mxfp8_token_down_passes_out(Tensor out, Tensor inner, Tensor W, Tensor Ws, 
 }
 HF_EXPORT(mxfp8_token_down_passes_out);
 
-/// The same with experts and weights that logits choose, as above; inner is SwiGLU. A programmatic launch reads the logits before its
-/// predecessor has ended, which must be mxfp8_token_choose_gate_up_out of the same logits.
-void mxfp8_token_choose_down_out(Tensor out, Tensor inner, Tensor W, Tensor Ws, Tensor logits, OptionalTensor bias, int64_t choices,
-                                 int64_t shared, bool sigmoid, bool renormalize, double scale, int64_t sharers, int64_t blocks,
-                                 bool programmatic, hipStream_t stream) {
+/// The same with the experts that mxfp8_token_choose_gate_up_out has left in `chosen`, and their weights by the logits; inner is
+/// SwiGLU. A programmatic launch reads both before its predecessor has ended, which must be that launch.
+void mxfp8_token_choose_down_out(Tensor out, Tensor inner, Tensor W, Tensor Ws, Tensor chosen, Tensor logits, OptionalTensor bias,
+                                 int64_t choices, int64_t shared, bool sigmoid, bool renormalize, double scale, int64_t sharers,
+                                 int64_t blocks, bool programmatic, hipStream_t stream) {
   const Experts of = check_experts(W, Ws, sharers, blocks);
   const Choice choice = check_choice(logits, bias, of.count, choices, shared, sigmoid, renormalize, scale);
-  run_down<true, true>(out, inner, W, Ws, of, choices + shared, nullptr, nullptr, choice, {}, sharers, blocks, programmatic, stream);
+  check_chosen(chosen, choices + shared);
+  run_down<true, true>(out, inner, W, Ws, of, choices + shared, chosen.data<const int32_t>(), nullptr, choice, {}, sharers, blocks,
+                       programmatic, stream);
 }
 HF_EXPORT(mxfp8_token_choose_down_out);

@@ -10,7 +10,8 @@
 // A warp makes X of its steps itself, in registers, once where a team has one expert and for each pass otherwise: it quantises
 // SwiGLU, which is given or made here of gate and up. token_row.h has the products.
 //
-// With CHOOSES a block chooses the experts itself, as the launch before did (choice.h), and asks for W before that has ended.
+// With CHOOSES the launch before has chosen the experts (choice.h) before this one may start: W is asked for before that has ended, of
+// half of the teams ahead of X and of the others behind it, since a multiprocessor's loads come in their order.
 //
 // Bytes moved: S N K (1 + 1/32) of W once, 4 S K of SwiGLU, or of gate and up, per block from L2, 2 N written. Bound: W over the memory's
 // bandwidth.
@@ -30,8 +31,8 @@ constexpr bool kTeamsMeetAlike = false;
 struct TokenDown {
   const void* inner;  // float32 [slots, k], SwiGLU, or bf16 [slots, 2 k], gate and up
   const uint8_t *w, *w_scales;
-  const int32_t* ids;    // null where the experts are chosen here, as the next
-  const float* weights;
+  const int32_t* ids;    // with CHOOSES those that the launch before leaves
+  const float* weights;  // null with CHOOSES
   dev::bf16* out;
   Activation activation;
   int slots, n, k, k_shift;
@@ -63,10 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
   float own_weight;
   __shared__ uint32_t keys[CHOOSES ? gating::kMaxExperts : 1];
   if constexpr (CHOOSES) {
-    __shared__ int chosen[kMostTokenSlots];
-    if (warp == 0) choose_experts(choice, keys, lane, [&](int place, int expert) { chosen[place] = expert; });
-    __syncthreads();
-    own_id = lane < p.slots ? chosen[lane] : 0;
+    own_id = lane < p.slots ? __ldcg(p.ids + lane) : 0;
   } else {
     wait_for_predecessor();
     own_id = lane < p.slots ? p.ids[lane] : 0;
@@ -102,13 +100,21 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
     else if (lane == kPassRows)
       copy_run_once(to + r.scales_at(), p.w_scales + row * scale_pitch, kPassRows * scale_pitch, barrier);
   };
-  if (issuer)
-    for (int s = 0; s < r.stages; ++s) ask(s, s);
-
+  const auto ask_first = [&] {
+    if (issuer)
+      for (int s = 0; s < r.stages; ++s) ask(s, s);
+  };
   if constexpr (CHOOSES) {
+    const bool ahead = 2 * team < teams;
+    if (ahead) ask_first();
+    load_keys(choice, keys);
+    __syncthreads();
     wait_for_predecessor();
     if (of_team > 0) load_x(team);
+    if (!ahead) ask_first();
     own_weight = routing_weight(choice, keys, lane, own_id);
+  } else {
+    ask_first();
   }
 
   Row row;

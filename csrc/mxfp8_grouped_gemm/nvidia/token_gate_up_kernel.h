@@ -1,15 +1,16 @@
 // out [S, N / 2] = swiglu(X [1, K] W[ids]^T) for the experts of one token on sm_90: passes of 16 rows of an expert's W, 8 of the
 // gate and the 8 of up that belong to them.
 //
-//    expert 0's passes        expert 1's passes             The passes of all experts are one stream, of which every block has
-//    +-----+-----+-- ... --+  +-----+-----+-- ... --+       as many as the others (+- 1). Teams of 2^k_shift warps that share K
-//    | 0   | 1   |  N / 16 |  | 0   | 1   |         |       take every teams-th of them, which the copy engine brings as
-//    +-----+-----+-- ... --+  +-----+-----+-- ... --+       pass_ring.h says. A team's sums meet once a pass.
+//    expert 0's passes        expert 1's passes             The passes of all experts are one stream, of which a block has every
+//    +-----+-----+-- ... --+  +-----+-----+-- ... --+       gridDim.x-th. Teams of 2^k_shift warps that share K take every
+//    | 0   | 1   |  N / 16 |  | 0   | 1   |         |       teams-th of those, which the copy engine brings as pass_ring.h says.
+//    +-----+-----+-- ... --+  +-----+-----+-- ... --+       A team's sums meet once a pass.
 //
 // token_row.h has the products. gate and up are rounded to bf16, as a launch of their own would store them; SwiGLU of them stays
 // in float32 and is quantised by whoever needs it, since a block of 32 results would be four passes.
 //
-// With CHOOSES a block chooses the experts itself (choice.h). Bytes moved: S N K (1 + 1/32) of W once, K (1 + 1/32) of X per block
+// With CHOOSES a block chooses the experts itself (choice.h), and asks for the first one's passes while a warp looks for the others; the
+// next launch may start when block 0 has left them in memory. Bytes moved: S N K (1 + 1/32) of W once, K (1 + 1/32) of X per block
 // from L2, 2 S N written. Bound: W over the memory's bandwidth.
 #pragma once
 
@@ -18,9 +19,16 @@
 
 namespace hf::moe {
 
+#if defined(HF_EVERY_LANE_ARRIVES)
+constexpr bool kChoiceIsMet = true;  // for racecheck, which does not know that a warp may look for what another one leaves
+#else
+constexpr bool kChoiceIsMet = false;
+#endif
+
 struct TokenGateUp {
   const uint8_t *a, *a_scales, *w, *w_scales;
   const int32_t* ids;  // null where the experts are chosen here
+  int32_t* chosen;     // where those are left for the next launch, which may start then; null otherwise
   float* out;
   Activation activation;
   int slots, n, k, k_shift;
@@ -43,10 +51,13 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
   if (issuer && lane < r.stages) init_barrier(full + lane * 8, 1);
   barriers_ready();
   const int units = p.slots * static_cast<int>(p.passes.value), blocks = static_cast<int>(gridDim.x);
-  const int block = static_cast<int>(blockIdx.x), each = units / blocks, more = units % blocks;
-  const int first = block * each + min(block, more), passes = each + (block < more);
+  const int block = static_cast<int>(blockIdx.x), passes = (units - block + blocks - 1) / blocks;  // every blocks-th
+  if constexpr (CHOOSES) {
+    if (threadIdx.x < kMostTokenSlots) experts[threadIdx.x] = kNotChosen;
+    __syncthreads();
+  }
   wait_for_predecessor();
-  let_next_start();  // what follows may rely on what came before
+  if (!CHOOSES || block > 0) let_next_start();  // what follows may rely on what came before, and on the choice of block 0
 
   // X is asked for ahead of W, whose copies a multiprocessor's loads would wait for.
   uint2 codes[Row::kPairs];
@@ -58,20 +69,35 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
     words[i] = Row::has(i, t / 2, columns, p.k) ? __ldg(reinterpret_cast<const uint16_t*>(p.a_scales + columns / kBlock)) : 0x7f7f;
   }
   if constexpr (CHOOSES) {
-    if (warp == 0) choose_experts(choice, nullptr, lane, [&](int place, int expert) { experts[place] = expert; });
+    if (warp == 0) {
+      choose_experts(choice, lane, [&](int place, int expert) {
+        *const_cast<volatile int*>(experts + place) = expert;
+        if (block == 0) p.chosen[place] = expert;
+      });
+      if (block == 0) {
+        __threadfence();
+        __syncwarp();
+        let_next_start();
+      }
+    }
+    if (kChoiceIsMet) __syncthreads();
   } else {
     if (threadIdx.x < p.slots) experts[threadIdx.x] = p.ids[threadIdx.x];
+    __syncthreads();
   }
-  __syncthreads();
 
   // The copies of pass number i of the team: a lane has a row, two more the scales of the gate's and of up's.
   uint8_t* const ring = shared + kTokenRingAt + team * r.stages * r.stage_bytes;
   const auto ask = [&](int i, int stage) {
     const int of_block = i * teams + team;
     if (of_block >= passes) return;
-    const int pass = first + of_block, slot = p.passes.quotient(pass), in_expert = pass - slot * static_cast<int>(p.passes.value);
+    const int pass = block + of_block * blocks, slot = p.passes.quotient(pass);
+    const int in_expert = pass - slot * static_cast<int>(p.passes.value);
     const int half = lane < kPassRows ? lane / kTileRows : lane - kPassRows;
-    const size_t row = size_t(experts[slot]) * p.n + half * (p.n / 2) + in_expert * kTileRows;
+    int expert = experts[slot];
+    if constexpr (CHOOSES)  // the first of them are asked for while the others are looked for
+      while (expert == kNotChosen) expert = *const_cast<volatile int*>(experts + slot);
+    const size_t row = size_t(expert) * p.n + half * (p.n / 2) + in_expert * kTileRows;
     const uint32_t barrier = full + stage * 8, to = shared_address(ring + stage * r.stage_bytes);
     if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k + scale_pitch));
     __syncwarp();
@@ -99,7 +125,8 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
     if (part > 0) continue;
     const float sum = static_cast<float>(static_cast<dev::bf16>(added<kPassRows>(all + lane % kPassRows, p.k_shift)));
     const float up = __shfl_down_sync(~0u, sum, kTileRows);
-    const int pass = first + of_block, slot = p.passes.quotient(pass), in_expert = pass - slot * static_cast<int>(p.passes.value);
+    const int pass = block + of_block * blocks, slot = p.passes.quotient(pass);
+    const int in_expert = pass - slot * static_cast<int>(p.passes.value);
     if (lane < kTileRows) p.out[size_t(slot) * (p.n / 2) + in_expert * kTileRows + lane] = dev::swiglu(sum, up, p.activation);
   }
 }
