@@ -70,6 +70,7 @@ def moe_align_few_out(
     expert_map: torch.Tensor | None,
     block_m: int,
     experts: int,
+    programmatic: bool,
 ) -> None:
     """Write the same for at most MOST_FEW slots and a ``block_m`` that is a multiple of 4, at most MOST_OF_FEW."""
 
@@ -87,7 +88,7 @@ def _launch(
     """Launch the kernel for a call whose number of slots is known now."""
     given = sorted_ids, expert_ids, padded, topk_ids, expert_map, block_m, experts
     if _is_for_few(topk_ids.numel(), block_m, topk_ids.device):
-        moe_align_few_out(*given)
+        moe_align_few_out(*given, programmatic)
     else:
         moe_align_block_size_out(*given, programmatic)
 
@@ -185,7 +186,7 @@ def moe_align_block_size(
         if is_traced("moe_align_block_size"):
             _traced_launch(*given, programmatic.active())
         elif taken.kernel == FEW:
-            moe_align_few_out(*given)
+            moe_align_few_out(*given, programmatic.active())
         else:
             moe_align_block_size_out(*given, programmatic.active())
     elif taken.path == "triton":

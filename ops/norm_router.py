@@ -1,4 +1,4 @@
-"""The residual norm before a mixture of experts and the router's logits: for one token one launch on sm_90."""
+"""The residual norm before a mixture of experts and its router's logits: one launch for few tokens on sm_90."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hipforge.ops.rmsnorm_fp8 import require_norm_operands, residual_rms_mxfp8
 from hipforge.ops.router_gemm import router_gemm
 
 MODULE = "module_norm_router"
+MOST_TOKENS = 16  # every block makes its token's norm again: for more, launches of their own take less
 MOST_HIDDEN = 8192  # a thread has two chunks of 8 of it
 _WEIGHTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -33,8 +34,9 @@ norm_router_out = stub(
 
 def refusal(tokens: int, hidden: int) -> str | None:
     """Return what one launch needs and rows [tokens, hidden] do not have, or None."""
-    if tokens != 1 or hidden > MOST_HIDDEN or hidden % BLOCK:
-        return f"one token and H of a multiple of {BLOCK} up to {MOST_HIDDEN}; got {tokens} and H={hidden}"
+    if not 1 <= tokens <= MOST_TOKENS or hidden > MOST_HIDDEN or hidden % BLOCK:
+        wanted = f"1 to {MOST_TOKENS} tokens and H of a multiple of {BLOCK} up to {MOST_HIDDEN}"
+        return f"{wanted}; got {tokens} and H={hidden}"
     return None
 
 
@@ -78,7 +80,7 @@ def residual_rms_mxfp8_router(
 
     Args:
         taken: the path that was decided; callers do not pass it.
-        x: contiguous bfloat16 [T, H], H a multiple of 32; one launch takes one token with H up to 8192.
+        x: contiguous bfloat16 [T, H], H a multiple of 32; one launch takes up to 16 tokens with H up to 8192.
         residual: like x; it stays as it is, because every block reads it.
         norm_weight: bfloat16 [H].
         epsilon: added to the mean square.

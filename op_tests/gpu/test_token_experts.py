@@ -32,15 +32,19 @@ def experts(count: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "hidden, count", [(2048, 128), (2880, 32), (4096, 130), (6144, 128), (32, 5), (8192, 256), (2080, 1)]
-)
+    "tokens, hidden, count",
+    [
+        *((tokens, *of) for tokens in (1, 7) for of in ((2048, 128), (2880, 32), (4096, 130), (32, 5), (2080, 1))),
+        (16, 6144, 128), (2, 8192, 256),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("offset, biased", [(0.0, False), (1.0, True)])
 def test_a_norm_and_its_router_are_those_of_two_launches(
-    hidden: int, count: int, dtype: torch.dtype, offset: float, biased: bool
+    tokens: int, hidden: int, count: int, dtype: torch.dtype, offset: float, biased: bool
 ) -> None:
     torch.manual_seed(hidden)
-    x, residual, weight = drawn(1, hidden), drawn(1, hidden, spread=3.0), drawn(hidden)
+    x, residual, weight = drawn(tokens, hidden), drawn(tokens, hidden, spread=3.0), drawn(hidden)
     router = drawn(count, hidden, spread=0.1).to(dtype)
     bias = torch.randn(count, device="cuda") if biased else None
     kept, y = residual.clone(), torch.empty_like(x)
@@ -55,11 +59,11 @@ def test_a_norm_and_its_router_are_those_of_two_launches(
 
 
 def test_what_is_not_one_launch_is_two() -> None:
-    x, weight, router = drawn(3, 256), drawn(256), drawn(16, 256)
-    call = x, drawn(3, 256), weight, EPSILON, router
+    x, weight, router = drawn(17, 256), drawn(256), drawn(16, 256)
+    call = x, drawn(17, 256), weight, EPSILON, router
     assert hipforge.explain(residual_rms_mxfp8_router, *call).kernel == "residual_rms_mxfp8, router_gemm"
     logits, total, q, _ = residual_rms_mxfp8_router(*call)
-    assert logits.shape == (3, 16) and total.shape == q.shape == x.shape
+    assert logits.shape == (17, 16) and total.shape == q.shape == x.shape
 
 
 def special(logits: torch.Tensor, kind: str) -> torch.Tensor:

@@ -76,7 +76,7 @@ def test_a_norm_and_its_router_name_the_argument_that_they_refuse() -> None:
 
 @pytest.mark.parametrize(
     "tokens, hidden, fault",
-    [(1, 2048, None), (1, 8192, None), (2, 2048, "got 2 and"), (0, 64, "got 0 and"), (1, 8224, "and H=8224"),
+    [(1, 2048, None), (16, 8192, None), (17, 2048, "got 17 and"), (0, 64, "got 0 and"), (1, 8224, "and H=8224"),
      (1, 48, "multiple of 32")],
 )  # fmt: skip
 def test_what_one_launch_of_a_norm_and_its_router_takes(tokens: int, hidden: int, fault: str | None) -> None:

@@ -6,11 +6,13 @@
 //   pad     all threads: four entries of a tile at once, of which those past the expert's slots are padding
 //
 // Reads: 4 or 8 bytes for each slot; writes: each entry once. Latency is the bound: ids, four barriers, the last stores. More slots,
-// and tiles of another number of entries, are for ../moe_align.cu.
-#include "hipforge/amd/wave.h"
+// and tiles of another number of entries, are for moe_align.cu.
+#include "hipforge/device/early_start.h"
 #include "hipforge/device/hip.h"
 #include "hipforge/device/launch.h"
+#include "hipforge/device/slots.h"
 #include "hipforge/device/vector.h"
+#include "hipforge/device/wave.h"
 #include "hipforge/host/operand.h"
 #include "hipforge/module.h"
 
@@ -21,7 +23,7 @@ using hf::dev::kWaveSize;
 constexpr uint32_t kWaves = 8, kThreads = kWaves * kWaveSize;
 constexpr uint32_t kMostSlots = 256, kMostExperts = 1024, kMostEntries = 1024;  // the last of a tile
 constexpr uint32_t kWordBits = 32, kMaskWords = kMostSlots / kWordBits;
-constexpr uint32_t kExpertsEach = kMostExperts / kThreads;
+constexpr uint32_t kMostEach = kMostExperts / kThreads;
 constexpr uint32_t kAtOnce = 4;  // entries
 
 static_assert(kMostSlots <= kThreads, "a thread has one slot at most");
@@ -29,7 +31,6 @@ static_assert(kMostSlots <= kThreads, "a thread has one slot at most");
 static_assert(uint64_t{kMostSlots} * kMostEntries * kMostEntries < uint64_t{1} << 32);
 
 using Mask = hf::dev::Vector<uint32_t, kMaskWords>;
-using Entries = hf::dev::Vector<int32_t, kAtOnce> __attribute__((aligned(4)));
 
 // Of an expert: its first entry, and its slots.
 struct Span {
@@ -42,27 +43,6 @@ __device__ inline uint32_t tile_of(uint32_t entry, uint32_t reciprocal) {
 }
 
 constexpr uint32_t divided_up(uint32_t value, uint32_t by) { return (value + by - 1) / by; }
-
-// value + that of the lane kLanes before, within each row of 16.
-template <int kLanes>
-__device__ inline uint32_t plus_earlier(uint32_t value) {
-  constexpr int kRowShr = 0x110 + kLanes;
-  return value + static_cast<uint32_t>(__builtin_amdgcn_update_dpp(0, static_cast<int32_t>(value), kRowShr, 0xF, 0xF, true));
-}
-
-// The sum over the lanes of the wave before this one; `total`: over all.
-__device__ inline uint32_t sum_before(uint32_t value, uint32_t lane, uint32_t& total) {
-  const uint32_t upto = plus_earlier<8>(plus_earlier<4>(plus_earlier<2>(plus_earlier<1>(value))));  // in the row
-  constexpr int kRow = hf::dev::kWaveRow;
-  uint32_t rows = 0;  // before this one's
-  total = 0;
-#pragma unroll
-  for (int last = kRow - 1; last < kWaveSize; last += kRow) {
-    if (lane > static_cast<uint32_t>(last)) rows = total + hf::dev::of_lane(upto, last);
-    total += hf::dev::of_lane(upto, last);
-  }
-  return rows + upto - value;
-}
 
 __device__ inline uint32_t bits_of(const Mask& mask) {
   uint32_t bits = 0;
@@ -86,31 +66,33 @@ __device__ inline uint32_t bits_below(const Mask& mask, uint32_t at) {
 __global__ __launch_bounds__(kThreads) void moe_align_few(
     const int32_t* ids, uint32_t slots, uint32_t experts, uint32_t block_m, uint32_t reciprocal, int32_t* sorted, int32_t* tiles,
     uint32_t tile_count, uint32_t wide_ids, const int32_t* expert_map, uint32_t wide_map, int32_t* padded) {
-  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
+  extern __shared__ __attribute__((aligned(32))) uint8_t lds[];
   __shared__ uint32_t owners[kMostSlots];  // of tiles in use, which have a slot each at least
   __shared__ uint32_t sums[kWaves];        // tiles of a wave's experts
   auto* const masks = reinterpret_cast<Mask*>(lds);
   auto* const spans = reinterpret_cast<Span*>(masks + experts);
   const uint32_t thread = threadIdx.x, lane = thread % kWaveSize, wave = hf::dev::uniform(thread / kWaveSize);
   const auto padding = static_cast<int32_t>(slots);
-  const Entries all_padding = padding;
+  const auto pad_four = [&](uint32_t at) { hf::dev::store_words(sorted + at, padding); };
 
+  hf::dev::let_next_start();
+  hf::dev::wait_for_predecessor();
   int32_t low = -1, high = 0;
   if (thread < slots) {
     low = ids[thread << wide_ids];
     if (wide_ids) high = ids[2 * thread + 1];
   }
-  const uint32_t each = experts > kThreads ? kExpertsEach : 1, expert0 = thread * each;
-  int32_t names[kExpertsEach];
+  const uint32_t each = experts > kThreads ? kMostEach : 1, expert0 = thread * each;
+  int32_t names[kMostEach];
 #pragma unroll
-  for (uint32_t i = 0; i < kExpertsEach; ++i) {
+  for (uint32_t i = 0; i < kMostEach; ++i) {
     names[i] = static_cast<int32_t>(expert0 + i);
     if (expert_map != nullptr && i < each && expert0 + i < experts) names[i] = expert_map[(expert0 + i) << wide_map];
   }
   for (uint32_t e = thread; e < experts; e += kThreads) masks[e] = Mask{};
   const uint32_t entries = tile_count * block_m, most_used = min(slots, tile_count) * block_m;
   for (uint32_t at = most_used + kAtOnce * thread; at < entries; at += kAtOnce * kThreads)
-    *reinterpret_cast<Entries*>(sorted + at) = all_padding;
+    pad_four(at);
   for (uint32_t tile = slots + thread; tile < tile_count; tile += kThreads) tiles[tile] = -1;
   __syncthreads();
 
@@ -118,20 +100,19 @@ __global__ __launch_bounds__(kThreads) void moe_align_few(
   const bool counts = thread < slots && sign == 0 && static_cast<uint32_t>(low) < experts;
   const uint32_t expert = counts ? static_cast<uint32_t>(low) : 0;
   if (counts)
-    __hip_atomic_fetch_or(reinterpret_cast<uint32_t*>(masks + expert) + thread / kWordBits, 1u << thread % kWordBits, __ATOMIC_RELAXED,
-                          __HIP_MEMORY_SCOPE_WORKGROUP);
+    hf::dev::set_bits(reinterpret_cast<uint32_t*>(masks + expert) + thread / kWordBits, 1u << thread % kWordBits);
   __syncthreads();
 
-  uint32_t count[kExpertsEach], own[kExpertsEach], mine = 0;  // slots and tiles
+  uint32_t count[kMostEach], own[kMostEach], mine = 0;  // slots and tiles
 #pragma unroll
-  for (uint32_t i = 0; i < kExpertsEach; ++i) {
+  for (uint32_t i = 0; i < kMostEach; ++i) {
     const bool has = i < each && expert0 + i < experts;
     count[i] = has ? bits_of(masks[expert0 + i]) : 0;
     own[i] = tile_of(count[i] + block_m - 1, reciprocal);
     mine += own[i];
   }
   uint32_t of_wave;
-  uint32_t tile = sum_before(mine, lane, of_wave);
+  uint32_t tile = hf::dev::wave_sum_before(mine, lane, of_wave);
   if (lane == 0) sums[wave] = of_wave;
   __syncthreads();
   uint32_t used = 0;
@@ -141,7 +122,7 @@ __global__ __launch_bounds__(kThreads) void moe_align_few(
     used += sums[w];
   }
 #pragma unroll
-  for (uint32_t i = 0; i < kExpertsEach; ++i) {
+  for (uint32_t i = 0; i < kMostEach; ++i) {
     if (count[i] == 0) continue;
     spans[expert0 + i] = {tile * block_m, count[i]};
     for (const uint32_t end = tile + own[i]; tile < end; ++tile) {
@@ -162,7 +143,7 @@ __global__ __launch_bounds__(kThreads) void moe_align_few(
       filled = end > at ? min(end - at, kAtOnce) : 0;
     }
     if (filled == 0) {
-      *reinterpret_cast<Entries*>(sorted + at) = all_padding;
+      pad_four(at);
     } else {
 #pragma unroll
       for (uint32_t i = 1; i < kAtOnce; ++i)
@@ -175,7 +156,7 @@ __global__ __launch_bounds__(kThreads) void moe_align_few(
 
 /// What moe_align_block_size_out writes, for at most 256 slots and a block_m that is a multiple of 4, at most 1024.
 void moe_align_few_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::Tensor padded, hf::Tensor topk_ids,
-                       hf::OptionalTensor expert_map, int64_t block_m, int64_t experts, hipStream_t stream) {
+                       hf::OptionalTensor expert_map, int64_t block_m, int64_t experts, bool programmatic, hipStream_t stream) {
   HF_CHECK_ARCH(topk_ids, HF_ARCHS);
   hf::check_operand(topk_ids, "topk_ids", hf::kIndex, {"T", "top_k"});
   const int64_t slots = topk_ids.numel();
@@ -198,7 +179,9 @@ void moe_align_few_out(hf::Tensor sorted_ids, hf::Tensor expert_ids, hf::Tensor 
   }
   const auto reciprocal = static_cast<uint32_t>(((uint64_t{1} << 32) + block_m - 1) / block_m);
   const auto bytes = static_cast<uint32_t>(experts * (sizeof(Mask) + sizeof(Span)));
-  hf::launch(moe_align_few, {1, kThreads, bytes, stream}, static_cast<const int32_t*>(topk_ids.data()),
+  hf::Launch at{1, kThreads, bytes, stream};
+  hf::may_start_early(at, programmatic);
+  hf::launch(moe_align_few, at, static_cast<const int32_t*>(topk_ids.data()),
              static_cast<uint32_t>(slots), static_cast<uint32_t>(experts), static_cast<uint32_t>(block_m), reciprocal,
              sorted_ids.data<int32_t>(), expert_ids.data<int32_t>(), tiles, uint32_t{topk_ids.dtype() == HF_I64}, map,
              uint32_t{wide_map}, padded.data<int32_t>());

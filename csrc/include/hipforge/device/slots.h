@@ -1,0 +1,3 @@
+#pragma once
+#include "hipforge/device/vendor.h"
+#include HF_VENDOR_HEADER(slots.h)
