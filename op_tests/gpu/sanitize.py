@@ -28,11 +28,11 @@ ENVIRONMENT = {
 }  # fmt: skip
 EVERY = Path(__file__).with_name("every_kernel.py")
 # racecheck follows no __syncwarp() before an arrival at a barrier by one lane, and miscounts meetings at named barriers
-# of which some teams of a block have more. For it these modules are built with an arrival of each lane, and of each
-# team, which order the same accesses (csrc/mxfp8_gemm/nvidia/tile_ring.h,
+# of which some teams of a block have more. For it these modules are built with an arrival of each lane, and with as many
+# meetings of each team, which order the same accesses (csrc/mxfp8_gemm/nvidia/tile_ring.h,
 # csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h).
-EVERY_LANE = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_EVERY_LANE_ARRIVES"}
-FOR_RACECHECK = "products", "ring_tiles", "made"  # the parts that launch them, and the modules of those parts
+FOR_RACECHECK = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_FOR_RACECHECK"}
+PARTS_FOR_RACECHECK = "products", "ring_tiles", "made"  # the parts that launch them, and the modules of those parts
 BUILT_FOR_RACECHECK = [
     *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream")),
     "module_mxfp8_grouped_gemm_token_passes",
@@ -87,7 +87,7 @@ def run(
 
 def environment_of(tool: str, part: str) -> dict[str, str]:
     """Return what a part runs in under a tool."""
-    return EVERY_LANE if tool == "racecheck" and part.startswith(FOR_RACECHECK) else ENVIRONMENT
+    return FOR_RACECHECK if tool == "racecheck" and part.startswith(PARTS_FOR_RACECHECK) else ENVIRONMENT
 
 
 def planted(tool: str, seconds: float | None) -> tuple[bool, str]:
@@ -114,7 +114,7 @@ def main() -> int:
         parser.error(f"a tool is one of {', '.join(FAULTS)}; got {unknown[0]!r}")
     build = [sys.executable, "-m", "hipforge", "build", "--arch", "sm_90"]
     subprocess.run([*build, "--all"], env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([*build, *BUILT_FOR_RACECHECK], env=EVERY_LANE, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*build, *BUILT_FOR_RACECHECK], env=FOR_RACECHECK, check=True, stdout=subprocess.DEVNULL)
     from gpu import every_kernel
 
     parts = [name for name in every_kernel.parts() if any(wanted in name for wanted in options.parts.split(","))]

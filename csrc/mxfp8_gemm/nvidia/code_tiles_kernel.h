@@ -79,15 +79,18 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
   asm volatile("" : "+r"(of_line), "+r"(of_words));                                 // not computed again in every step
   const uint32_t units = shared.stages + L::kUnitsAt + group * L::kRows * 4;  // of the sums' columns: a scale byte each
   const auto meet_group = [&] { asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory"); };
+  int sets = 0;  // counted where groups are to meet alike
   const auto set_units = [&](auto byte_of) {
     meet_group();
     for (int i = threadIdx.x % 128; i < L::kRows; i += 128) store_shared(units + i * 4, byte_of(i));
     meet_group();
+    ++sets;
   };
   Cursor<L> cursor;
   for_each_tile<L>(p, [&](const Place<L>& before, int turn) {
     Place<L> at = before;
     float sums[kSums] = {}, d[kDepth][kSums] = {};  // sums, and products of a block of k: one is under way while one is added
+    sets = 0;
     set_units([](int) { return 127u; });
     uint32_t seen[kSeen] = {};  // words of this lane's rows of X
     bool uniform = false, careful = false, rare_w = false;
@@ -273,6 +276,8 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
       move();
     }
     convert(to_ones);
+    if (kGroupsMeetAlike && L::kTurns)  // a group has set units at the start and once a step at most
+      for (const int most = 1 + (at.steps + 1) / 2; sets < most; ++sets) meet_group(), meet_group();
     asm volatile("" : "+r"(turn));  // found again: its registers are free in the steps
     place_of(p, turn, at);
     if constexpr (L::kTurns) {

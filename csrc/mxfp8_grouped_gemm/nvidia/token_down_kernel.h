@@ -22,7 +22,7 @@
 
 namespace hf::moe {
 
-#if defined(HF_EVERY_LANE_ARRIVES)
+#if defined(HF_FOR_RACECHECK)
 constexpr bool kTeamsMeetAlike = true;  // for racecheck, which miscounts meetings of a part of the block that others do not have
 #else
 constexpr bool kTeamsMeetAlike = false;

@@ -19,7 +19,7 @@
 
 namespace hf::moe {
 
-#if defined(HF_EVERY_LANE_ARRIVES)
+#if defined(HF_FOR_RACECHECK)
 constexpr bool kChoiceIsMet = true;  // for racecheck, which does not know that a warp may look for what another one leaves
 #else
 constexpr bool kChoiceIsMet = false;
