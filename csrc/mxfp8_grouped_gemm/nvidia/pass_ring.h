@@ -45,6 +45,22 @@ struct Ring {
   int bytes(int64_t sharers) const { return static_cast<int>(kWarps / sharers) * stages * stage_bytes; }
   __device__ __forceinline__ int scales_at() const { return kPassRows * pitch; }
 };
+
+/// The team of a thread, 2^k_shift warps that share K, and the barriers of its stages, which its last warp makes and asks with: they are
+/// there for all behind __syncthreads().
+struct Team {
+  int sharers, part, number, count;  // warps, and which of them this is; teams, likewise
+  bool issuer;
+  uint32_t full;
+
+  __device__ __forceinline__ Team(int k_shift, int stages, uint64_t* barriers)
+      : sharers(1 << k_shift), part(threadIdx.x / 32 & (sharers - 1)), number(threadIdx.x / 32 >> k_shift), count(kWarps >> k_shift),
+        issuer(part == sharers - 1), full(shared_address(barriers + number * kMostStages)) {
+    if (issuer && threadIdx.x % 32 < stages) init_barrier(full + threadIdx.x % 32 * 8, 1);
+    barriers_ready();
+  }
+};
+
 // One stage of all teams always fits beside what the kernels keep.
 constexpr int kMostStageBytes = kPassRows * kWarps * kMostSteps * (kStep + kStep / kBlock) + kWarps * kPassRows * kApart;
 static_assert(kMostStageBytes + 64 * 1024 <= kMostShared);

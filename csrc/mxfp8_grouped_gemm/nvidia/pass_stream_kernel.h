@@ -41,14 +41,9 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t barriers[kWarps * kMostStages];
   float* const parts = reinterpret_cast<float*>(shared);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int sharers = 1 << p.k_shift, part = warp & (sharers - 1), team = warp >> p.k_shift, teams = kWarps >> p.k_shift;
-  const int scale_pitch = p.k / kBlock;
-  const bool issuer = part == sharers - 1;
-  const uint32_t full = shared_address(barriers + team * kMostStages);
-  Group* const groups = reinterpret_cast<Group*>(shared + L::kRingAt + teams * r.stages * r.stage_bytes);
-  if (issuer && lane < r.stages) init_barrier(full + lane * 8, 1);
-  barriers_ready();
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, scale_pitch = p.k / kBlock;
+  const Team team(p.k_shift, r.stages, barriers);
+  Group* const groups = reinterpret_cast<Group*>(shared + L::kRingAt + team.count * r.stages * r.stage_bytes);
   let_next_start();
   wait_for_predecessor();
 
@@ -58,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int each = units / blocks, more = units % blocks;
   const int first = (block * each + min(block, more)) * kUnit, passes = (each + (block < more)) * kUnit;
-  const auto pass_of = [&](int i) { return GATE_UP ? (i / kUnit * teams + team) * kUnit + i % kUnit : i * teams + team; };
+  const auto pass_of = [&](int i) { return GATE_UP ? (i / kUnit * team.count + team.number) * kUnit + i % kUnit : i * team.count + team.number; };
 
   // X of the group's slots: lane 4 g + t has number g. Returns what makes f16 of it when it has come.
   uint32_t x[STEPS][4][4], x_less[STEPS][2];
@@ -77,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     uint32_t words[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-      const int k0 = (part + s * sharers) * kStep;
+      const int k0 = (team.part + s * team.sharers) * kStep;
       words[s] = 0x7f7f7f7fu;
 #pragma unroll
       for (int b = 0; b < 4; ++b) bytes[s][b] = make_uint2(0, 0);
@@ -105,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
   };
 
   // The copies of pass number i of the team: a lane has a row, another one the scales of all, or of each run of rows.
-  uint8_t* const ring = shared + L::kRingAt + team * r.stages * r.stage_bytes;
+  uint8_t* const ring = shared + L::kRingAt + team.number * r.stages * r.stage_bytes;
   const auto ask = [&](int i, int stage) {
     const int of_block = pass_of(i);
     if (of_block >= passes) return;
@@ -113,7 +108,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     const size_t of_expert = size_t(groups[group].expert) * p.n;
     const int halves = split ? 2 : 1, rows = kPassRows / halves;  // of a run
     const auto row_of = [&](int row) { return of_expert + in_group * rows + (row >= rows ? p.n / 2 + row - rows : row); };
-    const uint32_t barrier = full + stage * 8, to = shared_address(ring + stage * r.stage_bytes), scales = to + r.scales_at();
+    const uint32_t barrier = team.full + stage * 8, to = shared_address(ring + stage * r.stage_bytes), scales = to + r.scales_at();
     if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k + scale_pitch));
     __syncwarp();
     if (lane < kPassRows) {
@@ -127,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
   // X is asked for ahead of W, whose copies a multiprocessor's loads would wait for.
   if (pass_of(0) < passes) {
     const auto convert = load_x(p.passes.quotient(first + pass_of(0)));
-    if (issuer)
+    if (team.issuer)
       for (int s = 0; s < r.stages; ++s) ask(s, s);
     convert();
   }
@@ -137,31 +132,31 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     const int pass = first + of_block, group = p.passes.quotient(pass), in_group = pass - group * static_cast<int>(p.passes.value);
     if (group != x_group) load_x(group)();
     // Two buffers in turn: whoever writes the next pass's sums may be ahead of those who read these.
-    float* const all = parts + ((i & 1) * kWarps + (team << p.k_shift)) * kPassSums;
+    float* const all = parts + ((i & 1) * kWarps + (team.number << p.k_shift)) * kPassSums;
     float sums[2][2] = {};
     const uint8_t* const here = ring + stage * r.stage_bytes + g * r.pitch + 8 * t;
     const uint8_t* const scales = ring + stage * r.stage_bytes + r.scales_at() + g * r.scale_pitch;
-    wait_phase(full + stage * 8, parity);
+    wait_phase(team.full + stage * 8, parity);
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-      const int k0 = (part + s * sharers) * kStep;
+      const int k0 = (team.part + s * team.sharers) * kStep;
       if (k0 >= p.k) break;
       multiply_pass_step(here + k0, scales + k0 / kBlock, r, x[s], x_less[s], usual_x, sums);
     }
-    *reinterpret_cast<float4*>(all + part * kPassSums + lane * 4) = make_float4(sums[0][0], sums[0][1], sums[1][0], sums[1][1]);
-    meet(team, sharers * 32);
-    if (issuer) ask(i + r.stages, stage);
+    *reinterpret_cast<float4*>(all + team.part * kPassSums + lane * 4) = make_float4(sums[0][0], sums[0][1], sums[1][0], sums[1][1]);
+    meet(team.number, team.sharers * 32);
+    if (team.issuer) ask(i + r.stages, stage);
     if (++stage == r.stages) stage = 0, parity ^= 1;
     // Sum number 4 (4 g + t) + 2 h + j is that of W's row g + 8 h and slot 2 t + j.
     if constexpr (GATE_UP) {
-      float* const unit = reinterpret_cast<float*>(shared + L::kUnitsAt) + team * kUnitPasses * kPassSums;
-      for (int at = part * 32 + lane; at < kPassSums; at += sharers * 32)
+      float* const unit = reinterpret_cast<float*>(shared + L::kUnitsAt) + team.number * kUnitPasses * kPassSums;
+      for (int at = team.part * 32 + lane; at < kPassSums; at += team.sharers * 32)
         unit[i % kUnitPasses * kPassSums + at] = added<kPassSums>(all + at, p.k_shift);
       if (i % kUnitPasses != kUnitPasses - 1) continue;
-      meet(team, sharers * 32);
+      meet(team.number, team.sharers * 32);
       const int result = in_group / kUnitPasses * kMxBlock + lane;
       const int expert = groups[group].expert;
-      for (int m = part; m < kSlotsAtOnce; m += sharers) {
+      for (int m = team.part; m < kSlotsAtOnce; m += team.sharers) {
         const int slot = __shfl_sync(~0u, id, 4 * m);
         if (slot < 0) continue;
         const auto sum_of = [&](int row) {
@@ -177,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
         if (lane == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
       }
     } else {
-      for (int base = part * 32; base < kPassSums; base += sharers * 32) {
+      for (int base = team.part * 32; base < kPassSums; base += team.sharers * 32) {
         const int at = base + lane, m = 2 * (at / 4 % 4) + at % 2, of_slot = __shfl_sync(~0u, id, 4 * m);
         if (of_slot < 0) continue;
         const int row = in_group * kPassRows + at / 16 + at % 4 / 2 * 8;

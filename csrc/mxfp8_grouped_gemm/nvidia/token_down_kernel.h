@@ -47,17 +47,12 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t barriers[kWarps * kMostStages];
   float* const parts = reinterpret_cast<float*>(shared);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int sharers = 1 << p.k_shift, part = warp & (sharers - 1), team = warp >> p.k_shift, teams = kWarps >> p.k_shift;
-  const int scale_pitch = p.k / kBlock;
-  const bool issuer = part == sharers - 1;
-  const uint32_t full = shared_address(barriers + team * kMostStages);
-  if (issuer && lane < r.stages) init_barrier(full + lane * 8, 1);
-  barriers_ready();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, scale_pitch = p.k / kBlock;
+  const Team team(p.k_shift, r.stages, barriers);
   __syncthreads();
   const int tiles = p.n / kPassRows, blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   const int tiles_here = (tiles - block + blocks - 1) / blocks;
-  const int of_team = (p.slots - team + teams - 1) / teams;  // experts
+  const int of_team = (p.slots - team.number + team.count - 1) / team.count;  // experts
   const int passes = tiles_here * of_team;
   let_next_start();
   int own_id;
@@ -74,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
   const auto load_x = [&](int expert) {
 #pragma unroll
     for (int i = 0; i < Row::kPairs; ++i) {
-      const int k = Row::block_at(i, g, part, sharers);
+      const int k = Row::block_at(i, g, team.part, team.sharers);
       if (!Row::has(i, g / 4, k, p.k)) continue;
       if constexpr (MADE) {
         const auto* const from = reinterpret_cast<const Values*>(static_cast<const float*>(p.inner) + size_t(expert) * p.k + k + 8 * t);
@@ -85,14 +80,14 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
       }
     }
   };
-  if (!CHOOSES && of_team > 0) load_x(team);
+  if (!CHOOSES && of_team > 0) load_x(team.number);
 
-  uint8_t* const ring = shared + kTokenRingAt + team * r.stages * r.stage_bytes;
+  uint8_t* const ring = shared + kTokenRingAt + team.number * r.stages * r.stage_bytes;
   const auto ask = [&](int i, int stage) {
     if (i >= passes) return;
-    const int tile = i / of_team, expert = team + (i - tile * of_team) * teams;
+    const int tile = i / of_team, expert = team.number + (i - tile * of_team) * team.count;
     const size_t row = size_t(__shfl_sync(~0u, own_id, expert)) * p.n + (block + tile * blocks) * kPassRows;
-    const uint32_t barrier = full + stage * 8, to = shared_address(ring + stage * r.stage_bytes);
+    const uint32_t barrier = team.full + stage * 8, to = shared_address(ring + stage * r.stage_bytes);
     if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k + scale_pitch));
     __syncwarp();
     if (lane < kPassRows)
@@ -101,16 +96,16 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
       copy_run_once(to + r.scales_at(), p.w_scales + row * scale_pitch, kPassRows * scale_pitch, barrier);
   };
   const auto ask_first = [&] {
-    if (issuer)
+    if (team.issuer)
       for (int s = 0; s < r.stages; ++s) ask(s, s);
   };
   if constexpr (CHOOSES) {
-    const bool ahead = 2 * team < teams;
+    const bool ahead = 2 * team.number < team.count;
     if (ahead) ask_first();
     load_keys(choice, keys);
     __syncthreads();
     wait_for_predecessor();
-    if (of_team > 0) load_x(team);
+    if (of_team > 0) load_x(team.number);
     if (!ahead) ask_first();
     own_weight = routing_weight(choice, keys, lane, own_id);
   } else {
@@ -136,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
 #pragma unroll
       for (int j = 0; j < kValues; ++j) values[j] *= inverse;
       const dev::u32x2 codes = dev::encode_mx_e4m3x8(values, byte);
-      if (!Row::has(i, g / 4, Row::block_at(i, g, part, sharers), p.k)) byte = 127;
+      if (!Row::has(i, g / 4, Row::block_at(i, g, team.part, team.sharers), p.k)) byte = 127;
       // Columns 2 t + j are of blocks that lanes 4 (2 t + j) and on have.
       row.set(i, codes[0], codes[1], __shfl_sync(~0u, byte, 8 * t), __shfl_sync(~0u, byte, 8 * t + 4));
     }
@@ -146,20 +141,20 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_down(const TokenDown 
   for (int tile = 0; tile < tiles_here; ++tile) {
     float2 total = {};
     for (int of_tile = 0; of_tile < of_team; ++of_tile, ++i) {
-      const int expert = team + of_tile * teams;
+      const int expert = team.number + of_tile * team.count;
       if (of_team > 1 && i > 0) load_x(expert);
       if (of_team > 1 || i == 0) make_x();
-      wait_phase(full + stage * 8, parity);
-      const float2 sums = row.multiply(ring + stage * r.stage_bytes, r, part, sharers, p.k, g, t);
+      wait_phase(team.full + stage * 8, parity);
+      const float2 sums = row.multiply(ring + stage * r.stage_bytes, r, team.part, team.sharers, p.k, g, t);
       const float weight = __shfl_sync(~0u, own_weight, expert);
       total.x = fmaf(sums.x, weight, total.x), total.y = fmaf(sums.y, weight, total.y);
       if (kTeamsMeetAlike || i + r.stages < passes) {
-        meet(team, sharers * 32);
-        if (issuer) ask(i + r.stages, stage);
+        meet(team.number, team.sharers * 32);
+        if (team.issuer) ask(i + r.stages, stage);
       }
       if (++stage == r.stages) stage = 0, parity ^= 1;
     }
-    if (kTeamsMeetAlike && of_team * teams < p.slots) meet(team, sharers * 32);  // others have one expert more
+    if (kTeamsMeetAlike && of_team * team.count < p.slots) meet(team.number, team.sharers * 32);  // others have one expert more
     // Two buffers in turn: whoever writes the next tile's sums may be ahead of those who read these.
     float* const all = parts + (tile & 1) * kWarps * kPassRows;
     const float2 of_row = sums_of_columns(total);

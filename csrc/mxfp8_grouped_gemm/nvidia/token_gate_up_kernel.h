@@ -43,13 +43,8 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
   __shared__ uint64_t barriers[kWarps * kMostStages];
   __shared__ int experts[kMostTokenSlots];
   float* const parts = reinterpret_cast<float*>(shared);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int sharers = 1 << p.k_shift, part = warp & (sharers - 1), team = warp >> p.k_shift, teams = kWarps >> p.k_shift;
-  const int scale_pitch = p.k / kBlock;
-  const bool issuer = part == sharers - 1;
-  const uint32_t full = shared_address(barriers + team * kMostStages);
-  if (issuer && lane < r.stages) init_barrier(full + lane * 8, 1);
-  barriers_ready();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, scale_pitch = p.k / kBlock;
+  const Team team(p.k_shift, r.stages, barriers);
   const int units = p.slots * static_cast<int>(p.passes.value), blocks = static_cast<int>(gridDim.x);
   const int block = static_cast<int>(blockIdx.x), passes = (units - block + blocks - 1) / blocks;  // every blocks-th
   if constexpr (CHOOSES) {
@@ -64,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
   uint32_t words[Row::kPairs];
 #pragma unroll
   for (int i = 0; i < Row::kPairs; ++i) {
-    const int k0 = Row::block_at(i, g, part, sharers), columns = Row::columns_at(i, t, part, sharers);
+    const int k0 = Row::block_at(i, g, team.part, team.sharers), columns = Row::columns_at(i, t, team.part, team.sharers);
     codes[i] = Row::has(i, g / 4, k0, p.k) ? __ldg(reinterpret_cast<const uint2*>(p.a + k0 + 8 * t)) : make_uint2(0, 0);
     words[i] = Row::has(i, t / 2, columns, p.k) ? __ldg(reinterpret_cast<const uint16_t*>(p.a_scales + columns / kBlock)) : 0x7f7f;
   }
@@ -87,9 +82,9 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
   }
 
   // The copies of pass number i of the team: a lane has a row, two more the scales of the gate's and of up's.
-  uint8_t* const ring = shared + kTokenRingAt + team * r.stages * r.stage_bytes;
+  uint8_t* const ring = shared + kTokenRingAt + team.number * r.stages * r.stage_bytes;
   const auto ask = [&](int i, int stage) {
-    const int of_block = i * teams + team;
+    const int of_block = i * team.count + team.number;
     if (of_block >= passes) return;
     const int pass = block + of_block * blocks, slot = p.passes.quotient(pass);
     const int in_expert = pass - slot * static_cast<int>(p.passes.value);
@@ -98,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
     if constexpr (CHOOSES)  // the first of them are asked for while the others are looked for
       while (expert == kNotChosen) expert = *const_cast<volatile int*>(experts + slot);
     const size_t row = size_t(expert) * p.n + half * (p.n / 2) + in_expert * kTileRows;
-    const uint32_t barrier = full + stage * 8, to = shared_address(ring + stage * r.stage_bytes);
+    const uint32_t barrier = team.full + stage * 8, to = shared_address(ring + stage * r.stage_bytes);
     if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k + scale_pitch));
     __syncwarp();
     if (lane < kPassRows)
@@ -106,23 +101,23 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_token_gate_up(const TokenGa
     else if (lane < kPassRows + 2)
       copy_run_once(to + r.scales_at() + half * kTileRows * scale_pitch, p.w_scales + row * scale_pitch, kTileRows * scale_pitch, barrier);
   };
-  if (issuer)
+  if (team.issuer)
     for (int s = 0; s < r.stages; ++s) ask(s, s);
   Row row;
 #pragma unroll
   for (int i = 0; i < Row::kPairs; ++i) row.set(i, codes[i].x, codes[i].y, words[i] & 255, words[i] >> 8);
 
   int stage = 0, parity = 0;
-  for (int i = 0, of_block; (of_block = i * teams + team) < passes; ++i) {
+  for (int i = 0, of_block; (of_block = i * team.count + team.number) < passes; ++i) {
     // Two buffers in turn: whoever writes the next pass's sums may be ahead of those who read these.
-    float* const all = parts + ((i & 1) * kWarps + (team << p.k_shift)) * kPassRows;
-    wait_phase(full + stage * 8, parity);
-    const float2 sums = sums_of_columns(row.multiply(ring + stage * r.stage_bytes, r, part, sharers, p.k, g, t));
-    if (t == 0) all[part * kPassRows + g] = sums.x, all[part * kPassRows + g + 8] = sums.y;
-    meet(team, sharers * 32);
-    if (issuer) ask(i + r.stages, stage);
+    float* const all = parts + ((i & 1) * kWarps + (team.number << p.k_shift)) * kPassRows;
+    wait_phase(team.full + stage * 8, parity);
+    const float2 sums = sums_of_columns(row.multiply(ring + stage * r.stage_bytes, r, team.part, team.sharers, p.k, g, t));
+    if (t == 0) all[team.part * kPassRows + g] = sums.x, all[team.part * kPassRows + g + 8] = sums.y;
+    meet(team.number, team.sharers * 32);
+    if (team.issuer) ask(i + r.stages, stage);
     if (++stage == r.stages) stage = 0, parity ^= 1;
-    if (part > 0) continue;
+    if (team.part > 0) continue;
     const float sum = static_cast<float>(static_cast<dev::bf16>(added<kPassRows>(all + lane % kPassRows, p.k_shift)));
     const float up = __shfl_down_sync(~0u, sum, kTileRows);
     const int pass = block + of_block * blocks, slot = p.passes.quotient(pass);
