@@ -1,24 +1,13 @@
 // MX-FP8 GEMMs for a row or two on sm_90 around a sum over GPUs: products that send their elements to all ranks, and a product of the
 // norm of what comes. made/row_peers.h has both ends, made/row_stream_kernel.h the kernel.
-#include "hipforge/device/hip.h"
-#include "hipforge/device/launch.h"
-#include "hipforge/module.h"
-#include "../guards.h"
+#include "made/launch.h"
 #include "made/row_peers.h"
-#include "made/row_stream_kernel.h"
-
-#if !defined(HF_TILES)
-#error "build a variant: -DHF_TILES=1 to 3"
-#endif
 
 using hf::OptionalTensor;
 using hf::Tensor;
 using namespace hf::made_stream;
 
 namespace {
-
-constexpr int kMostRows = 8;
-using L = Layout<kMostRows, HF_TILES>;
 
 /// The group of a call whose rows have `columns` elements.
 Group group_of(const Tensor& buffer, const Tensor& addresses, int64_t rank, int64_t rows, int64_t columns) {
@@ -36,33 +25,17 @@ Group group_of(const Tensor& buffer, const Tensor& addresses, int64_t rank, int6
           static_cast<uint32_t>(ranks)};
 }
 
-/// Checks what all launches share, over m rows of X, and launches.
+/// Checks the bias beside what is written, and launches over m rows of X.
 template <class Source, class Place>
 void run(hf::dev::bf16* out, const uint8_t* x, const uint8_t* xs, int64_t m, Tensor Wq, Tensor Ws, OptionalTensor bias,
          const Tensor& like, int64_t tiles, int64_t sharers, int64_t blocks, bool programmatic, const Source& source,
          const Place& place, hipStream_t stream) {
-  HF_CHECK_ARCH(Wq, "sm_90");
-  hf::mxfp8::check_payload(Wq, "Wq");
-  const int64_t n = Wq.size(0), k = Wq.size(1);
-  HF_CHECK(m >= 1 && m <= kMostRows, "M must be between 1 and ", kMostRows, "; got ", m);
-  HF_CHECK(k >= kStep && k % kStep == 0 && k <= 1 << 20, "K must be a positive multiple of ", kStep, ", at most 2^20; got ", k);
-  HF_CHECK(n >= 1 && n < INT64_C(1) << 31, "N must be between 1 and 2^31 - 1; got ", n);
-  hf::check_operand(Ws, "Ws", hf::kE8m0, {n, k / hf::kMxBlock}, hf::mxfp8::kPerBlock, hf::kAligned);
   if (bias) {
-    hf::check_operand(*bias, "bias", HF_BF16, {n});
+    hf::check_operand(*bias, "bias", HF_BF16, {Wq.size(0)});
     hf::check_not_in_place({like, "what is written"}, {{*bias, "bias"}});
   }
-  HF_CHECK(tiles == HF_TILES, "this variant of the module has tiles = ", HF_TILES, "; got ", tiles);
-  hf::row_stream::check_spread(L::kWarps, sharers, blocks, n, "N");
-  const int64_t x_at = (shared_bytes<kMostRows, HF_TILES>(hf::ceil_div(n, blocks), k) + 127) / 128 * 128;
-  const int64_t most = x_at + (Source::kMade ? SharedX::bytes(static_cast<int>(m), static_cast<int>(k)) : 0);
-  hf::row_stream::check_shared(most + 128, blocks);  // and the addresses of buffers
-  const Problem problem{out, x, xs, Wq.data<uint8_t>(), Ws.data<uint8_t>(), bias.data<hf::dev::bf16>(), static_cast<int>(m),
-                        static_cast<int>(n), static_cast<int>(k), __builtin_ctzll(sharers), static_cast<int>(n / blocks),
-                        static_cast<int>(n % blocks)};
-  hf::Launch at{static_cast<uint32_t>(blocks), L::kThreads, static_cast<uint32_t>(most), stream};
-  at.programmatic = programmatic;
-  hf::launch(row_stream<kMostRows, HF_TILES, true, Source, Place>, at, problem, source, static_cast<int>(x_at), place);
+  constexpr int64_t kAddresses = 128;  // bytes of the buffers' addresses
+  launch_rows(out, x, xs, m, Wq, Ws, bias, tiles, sharers, blocks, programmatic, source, place, kAddresses, stream);
 }
 
 }  // namespace
@@ -107,11 +80,8 @@ void mxfp8_row_stream_summed_norm_out(Tensor out, Tensor sum_out, Tensor buffer,
   hf::check_operand(sum_out, "sum_out", HF_BF16, {m, k}, ", residual's shape", hf::kAligned);
   hf::check_operand(out, "out", HF_BF16, {m, Wq.size(0)});
   hf::check_not_in_place({sum_out, "sum_out"}, {{residual, "residual"}});
-  HF_CHECK(epsilon >= 0 && epsilon < __builtin_inf(), "epsilon must be finite and at least 0; got ", epsilon);
-  HF_CHECK(__builtin_isfinite(weight_offset), "weight_offset must be finite; got ", weight_offset);
   HF_CHECK(polls >= 1 && polls < INT64_C(1) << 32, "polls must be 1 to 2^32 - 1; got ", polls);
-  HF_CHECK(m * hf::ceil_div(k / kChunk, L::kThreads) <= Norm::kMost, "M times the pieces of ", kChunk * L::kThreads,
-           " columns of a row must be at most ", Norm::kMost, "; got M = ", m, " and K = ", k);
+  check_norm(m, k, epsilon, weight_offset);
   SummedNorm source;
   static_cast<Norm&>(source) = {nullptr, residual.data<const hf::dev::bf16>(), norm_weight.data<const hf::dev::bf16>(),
                                 sum_out.data<hf::dev::bf16>(), static_cast<float>(epsilon), static_cast<float>(weight_offset)};
