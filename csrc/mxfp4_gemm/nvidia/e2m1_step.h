@@ -88,6 +88,11 @@ struct E2m1Part {
   }
 };
 
+constexpr int64_t kMaxK = int64_t{1} << 21;
+static_assert(kMaxK / 8 * Bf16Part::kWordBytes < int64_t{1} << 31, "places in a row of X are 31 bits");
+// Sums of usual scales: codes up to 6, W's scales up to 2 and X's up to 2^32.
+static_assert(double(kMaxK) * (6 * 2.0) * (6 * 4294967296.0) < 3e38, "they are finite");
+
 /// X: Bf16Part or E2m1Part. ALIGNED: K is a multiple of a step.
 template <class X, int ROWS, int TILES, bool ALIGNED>
 class E2m1Step {

@@ -18,7 +18,7 @@ using namespace hf::row_stream;
 static_assert(HF_BITS == 4 || HF_BITS == 16);
 static_assert(HF_ROWS == 8 || HF_ROWS == 16);
 static_assert(HF_TILES >= 1 && HF_TILES <= 4);
-constexpr int64_t kMaxRows = int64_t{65535} * HF_ROWS, kMaxK = int64_t{1} << 21, kMaxN = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxRows = int64_t{65535} * HF_ROWS, kMaxN = (int64_t{1} << 31) - 1;
 using X = std::conditional_t<HF_BITS == 4, E2m1Part, Bf16Part>;
 
 /// out bf16 [M, N]; x bf16 [M, K] without Xs, or uint8 [M, K/2] with Xs [M, K/32]; Wq uint8 [N, K/2], the even element in the
