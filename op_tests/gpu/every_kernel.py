@@ -332,7 +332,7 @@ def parts() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
     found |= {"made_of_sums": made_of_sums}
     found |= {f"ring_tiles-{tile}": partial(ring_tiles, tile) for tile in RING_TILES.parameters["tile"]}
-    found |= {"row_stream": partial(configurations, "row_stream"), "skinny": skinny}
+    found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "span_tiles")} | {"skinny": skinny}
     found |= {f"mxfp4-{bits}": partial(mxfp4, bits) for bits in (4, 16)}
     for dtype in (*HALVES, torch.float32):
         name = str(dtype).removeprefix("torch.")

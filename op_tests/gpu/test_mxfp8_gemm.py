@@ -13,9 +13,10 @@ from hipforge import devices, weights
 from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
 from hipforge.ops.core.tiles import tile_number
-from hipforge.ops.mxfp8_gemm import mxfp8_ring_tiles, mxfp8_ring_tiles_out, mxfp8_row_stream
+from hipforge.ops.mxfp8_gemm import mxfp8_ring_tiles, mxfp8_ring_tiles_out, mxfp8_row_stream, mxfp8_span_tiles
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS
+from hipforge.ops.mxfp8_gemm.kernels.span_tiles import SPAN, SPAN_TILES
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or devices.current().arch_of() != "sm_90", reason="needs an sm_90 GPU"
@@ -33,6 +34,10 @@ RINGS = [
     {"tile": tile, "k_splits": splits, "shared": shared}
     for tile, splits, shared in itertools.product(RING_TILES.parameters["tile"], (1, 3, 8), (0, 1))
 ]
+SPANS = [
+    {"rows": rows, "k_splits": splits}
+    for rows, splits in itertools.product(SPAN_TILES.parameters["rows"], (1, 2, 3, 8))
+]
 # (M, N, K): one of everything; odd sizes; K of no whole step, shorter and longer than one; several passes and rounds;
 # more tiles than teams, which share the last ones.
 SHAPES = [
@@ -45,6 +50,7 @@ SHAPES = [
     (70, 513, 1024),
     (300, 700, 1120),
     (1100, 2000, 384),
+    (33, 200, 4608),
 ]
 
 
@@ -75,13 +81,17 @@ def runs(kernel, parts, bias=None, **chosen):
         for given in STREAMS:
             if given["tiles"] != 3 or k % 128 == 0:
                 yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
+    elif kernel == "span_tiles":
+        for given in SPANS:
+            if k % SPAN == 0 and given["k_splits"] <= k // SPAN:
+                yield given, mxfp8_span_tiles(*parts, bias, **given)
     else:
         for given in RINGS:
             if given["k_splits"] <= -(-k // 128) and chosen.items() <= given.items():
                 yield given, mxfp8_ring_tiles(*parts, bias, **given)
 
 
-of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "ring_tiles"])
+of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "span_tiles", "ring_tiles"])
 
 
 @of_every_kernel
@@ -166,7 +176,7 @@ def test_a_code_that_sharing_rounds_is_off_by_a_2048th_of_its_block() -> None:
 
 
 @of_every_kernel
-@pytest.mark.parametrize("k", [128, 2880])
+@pytest.mark.parametrize("k", [128, 1024, 2880])
 def test_integers_are_exact(kernel, k) -> None:
     # Sums below 2^8 are integers that bf16 holds: 8 products of up to 16 in each row.
     parts = operands(9, 40, k)
@@ -203,7 +213,7 @@ def test_every_scale_byte_counts_and_255_is_nan(kernel) -> None:
 
 @of_every_kernel
 def test_a_nan_element_is_a_nan_of_its_row_or_column_alone(kernel) -> None:
-    parts = operands(20, 96, 384)
+    parts = operands(20, 96, 512)
     parts[0].view(torch.uint8)[7, 300] = 0x7F
     parts[2].view(torch.uint8)[50, 5] = 0xFF
     want = torch.zeros(20, 96, dtype=torch.bool, device="cuda")

@@ -29,6 +29,7 @@ from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM, ROWS
+from hipforge.ops.mxfp8_gemm.kernels.span_tiles import SPAN_TILES
 
 HOPPER = "sm_90"
 UNITS = 132
@@ -43,7 +44,7 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
+    for kernel in (ROW_STREAM, SPAN_TILES, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):

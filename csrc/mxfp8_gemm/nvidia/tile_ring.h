@@ -18,15 +18,10 @@
 
 namespace hf::mx_tiles {
 
-// A warp lets a stage go by one arrival, of its first lane, which __syncwarp() puts behind what the others have read. racecheck does not
-// follow that order, and miscounts meetings at named barriers of which one group has more than the other: what it checks is built with
-// an arrival of each lane and, where groups take turns, as many meetings of either.
 #if defined(HF_FOR_RACECHECK)
-constexpr bool kGroupsMeetAlike = true;
-constexpr int kArrivals = 32;
+constexpr bool kGroupsMeetAlike = true;  // it miscounts meetings at named barriers of which one group has more than the other
 #else
 constexpr bool kGroupsMeetAlike = false;
-constexpr int kArrivals = 1;
 #endif
 
 constexpr int kStep = 128, kBlock = 32, kBand = 16;

@@ -21,10 +21,11 @@ from hipforge.ops.mxfp8_gemm.kernels.k_packed import K_PACKED
 from hipforge.ops.mxfp8_gemm.kernels.mfma import MFMA
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM
+from hipforge.ops.mxfp8_gemm.kernels.span_tiles import SPAN_TILES
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILES
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
 
-KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, RING_TILES)
+KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, SPAN_TILES, RING_TILES)
 BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 

@@ -136,16 +136,17 @@ def mxfp8_ring_tiles(
     return run_raw(RING_TILES, Xq, Wq, Xq, Xs, Wq, Ws, bias, tile=tile, k_splits=k_splits, shared=shared)
 
 
-def _slots(k_splits: int, units: int) -> int:
-    return max(1, units * CLUSTERED[k_splits] // CLUSTERED[1])
+def slots(cluster: int, units: int) -> int:
+    """Return how many of a GPU's multiprocessors clusters of so many blocks can have."""
+    return max(1, units * CLUSTERED[min(size for size in CLUSTERED if size >= cluster)] // CLUSTERED[1])
 
 
 def _busy_us(m: int, n: int, k: int, tile: Tile, k_splits: int, rate: Rate, units: int) -> float:
     """Return the time of the rounds of a launch's blocks, where clusters share the K of tiles."""
     blocks = _ceil(m, tile[0]) * _ceil(n, tile[1]) * k_splits
-    slots = _slots(k_splits, units)
-    beside = rate.blocks > 1 and blocks > slots
-    rounds = _ceil(blocks, slots * (rate.blocks if beside else 1))
+    places = slots(k_splits, units)
+    beside = rate.blocks > 1 and blocks > places
+    rounds = _ceil(blocks, places * (rate.blocks if beside else 1))
     steps = _ceil(k_steps(k), k_splits)
     busy = rounds * (steps * (rate.beside_us if beside else rate.step_us) + rate.round_us)
     return busy + (rate.share_us * (1 + 0.35 * (k_splits - 1)) if k_splits > 1 else 0)
@@ -175,7 +176,7 @@ def _splits(m: int, n: int, k: int, tile: Tile, units: int) -> Iterator[int]:
     tiles, steps = _ceil(m, tile[0]) * _ceil(n, tile[1]), k_steps(k)
     for k_splits in TEAM_SPLITS if tile_number(tile) in TEAM_TILES else CLUSTERED:
         if k_splits == 1 or (
-            k_splits <= steps and (tile_number(tile) in TEAM_TILES or tiles * k_splits <= _slots(k_splits, units))
+            k_splits <= steps and (tile_number(tile) in TEAM_TILES or tiles * k_splits <= slots(k_splits, units))
         ):
             yield k_splits
 
