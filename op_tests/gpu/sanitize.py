@@ -28,11 +28,11 @@ ENVIRONMENT = {
 }  # fmt: skip
 EVERY = Path(__file__).with_name("every_kernel.py")
 # racecheck follows no __syncwarp() before an arrival at a barrier by one lane, and miscounts meetings at named barriers
-# of which some teams of a block have more. For it these modules are built with an arrival of each lane, and with as many
-# meetings of each team, which order the same accesses (csrc/mxfp8_gemm/nvidia/tile_ring.h,
+# of which some teams of a block have more. For it these modules are built with an arrival of each lane, and as many
+# meetings of each team, which order the same accesses (csrc/mxfp8_gemm/nvidia: tma.h, tile_ring.h;
 # csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h).
 FOR_RACECHECK = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_FOR_RACECHECK"}
-PARTS_FOR_RACECHECK = "products", "ring_tiles", "span_tiles", "made"  # the parts that launch them, and the modules of those parts
+PARTS_FOR_RACECHECK = "products", "ring_tiles", "span_tiles", "made"  # that launch them, and their modules
 BUILT_FOR_RACECHECK = [
     *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream", "span_tiles")),
     "module_mxfp8_grouped_gemm_token_passes",

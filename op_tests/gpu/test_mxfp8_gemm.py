@@ -99,8 +99,10 @@ of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "span_tiles",
 def test_every_configuration_is_within_the_bound_of_float64(kernel, shape) -> None:
     parts, bias = operands(*shape), torch.randn(shape[1], device="cuda").bfloat16()
     want = exact(*parts, bias)
+    # A single result may be the small difference of large terms: it is judged by their size.
+    size = want if want.numel() > 1 else values(*parts[:2]).abs() @ values(*parts[2:]).abs().T + bias.double().abs()
     for given, got in runs(kernel, parts, bias):
-        assert relative(got, want) < BOUND, given
+        assert (got.double() - want).norm() < BOUND * size.norm(), given
 
 
 def with_ratios(scales: torch.Tensor, blocks: int, most: int) -> torch.Tensor:
@@ -299,5 +301,7 @@ def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
         mxfp8_ring_tiles_out(out, *operands(64, 64, 128), None, small, 64128, 1, 0, False)
     with pytest.raises(GuardError, match=r"k_splits must be 1 to 8 and at most ceil\(K / 128\) = 1; got 2"):
         mxfp8_ring_tiles(*operands(1, 64, 96), tile=64128, k_splits=2)
+    with pytest.raises(GuardError, match="K must be a multiple of 512 up to 16777216; got 2880"):
+        mxfp8_span_tiles(*parts)
     with pytest.raises(GuardError, match="sharers must be a power of two up to 8; got 16"):
         mxfp8_row_stream(*parts, rows=32, tiles=2, sharers=16, blocks=64)

@@ -53,11 +53,21 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 
 @pytest.mark.parametrize(
     ("key", "kernel"),
-    [((1, 2304, 6144), ROW_STREAM), ((32, 4096, 4096), ROW_STREAM), ((64, 28672, 4096), RING_TILES),
+    [((1, 2304, 6144), ROW_STREAM), ((16, 4096, 4096), ROW_STREAM), ((17, 4096, 4096), SPAN_TILES),
+     ((64, 2304, 6144), SPAN_TILES), ((128, 4096, 4096), SPAN_TILES), ((32, 5120, 2880), ROW_STREAM),
+     ((64, 5120, 2880), RING_TILES), ((64, 28672, 4096), RING_TILES),
      ((24, 28672, 4096), RING_TILES), ((256, 4096, 4096), RING_TILES), ((8192, 4096, 4096), RING_TILES)],
 )  # fmt: skip
-def test_few_rows_stream_and_many_are_multiplied_in_tiles(key, kernel) -> None:
+def test_few_rows_stream_some_share_spans_and_many_are_multiplied_in_tiles(key, kernel) -> None:
     assert best(KERNELS, problem(*key), HOPPER, UNITS).kernel == kernel.name
+
+
+@given(st.integers(1, 300), st.integers(1, 30_000), st.integers(1, 32).map(lambda spans: 512 * spans))
+def test_blocks_that_share_k_are_at_work_at_once_and_each_has_a_span(m: int, n: int, k: int) -> None:
+    for given_to in SPAN_TILES.candidates(problem(m, n, k), HOPPER):
+        rows, k_splits = given_to["rows"], given_to["k_splits"]
+        assert k_splits <= k // 512
+        assert k_splits == 1 or -(-m // rows) * -(-n // 64) * k_splits <= UNITS
 
 
 @pytest.mark.parametrize(("m", "n", "shared"), [(256, 4096, 0), (8192, 4096, 1), (8192, 262144 + 1, 0)])
@@ -154,6 +164,8 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     assert "multiple of 128" in ROW_STREAM.needs({**few, "blocks": 132}, (1, 5120, 2880), HOPPER)
     assert "sharers" in ROW_STREAM.needs({**few, "rows": 32, "blocks": 132}, (32, 4096, 4096), HOPPER)
     assert "at most N" in ROW_STREAM.needs({**few, "blocks": 132}, (1, 64, 128), HOPPER)
+    assert "multiple of 512" in SPAN_TILES.needs({"rows": 64, "k_splits": 1}, (64, 4096, 2880), HOPPER)
+    assert "k_splits of at most 2" in SPAN_TILES.needs({"rows": 64, "k_splits": 3}, (64, 4096, 1024), HOPPER)
     with pytest.raises(GuardError, match="tiles must be 1, 2, 3 or 4; got 5"):
         ROW_STREAM.require(rows=8, tiles=5, sharers=1, blocks=1)
 

@@ -27,6 +27,7 @@ using Tile = Ring<128, 2, 7, 1, 2, true>;
 #endif
 static_assert(HF_TILE == Tile::kRows * 1000 + Tile::kColumns * Tile::kTeam);
 constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1, kMaxK = int64_t{1} << 24, kMostSplits = 8, kMostTeams = 66;
+constexpr int kAheadOfX = 4;  // stages of W, where share_scales starts no earlier than the launch before it ends
 constexpr int64_t kScaleLine = 16;  // bytes: rows of scales that the copy engine reads start at multiples of it
 
 /// out bf16 [M, N]; Xq, Wq e4m3 (or uint8) [M, K], [N, K]; Xs, Ws e8m0 (or uint8) [M, K/32], [N, K/32]; bias bf16 [N] or
@@ -85,7 +86,8 @@ void mxfp8_ring_tiles_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   const int64_t whole_tiles = Tile::kTeam == 1 || even ? tiles : tiles > teams ? (tiles / teams - 1) * teams : 0;
   const Problem problem{out.data<hf::dev::bf16>(), bias.data<hf::dev::bf16>(), static_cast<int>(m), static_cast<int>(n),
                         static_cast<int>(k), static_cast<int>(k_splits), static_cast<int>(tiles), static_cast<int>(whole_tiles),
-                        reinterpret_cast<float4*>(space + parts_at), words(there_at), made_scales,
+                        reinterpret_cast<float4*>(space + parts_at), words(there_at),
+                        static_cast<int>(programmatic ? Tile::kStages : hf::smaller(Tile::kStages, kAheadOfX)), made_scales,
                         shared != 0, n % 8 == 0 && hf::aligned_to(out.data(), 16)};
   const Maps maps{hf::map_of({space, m, k, k, Tile::kRows / Tile::kTeam, kStep, 1}), hf::map_of({codes_of_w, n, k, k, Tile::kColumns, kStep, 1}),
                   hf::map_of({space + words_at, steps, padded, padded * 4, kSpan, Tile::kRows, 4}),

@@ -36,6 +36,7 @@ struct Problem {
   int tiles, whole;   // tiles in all, and those that no teams share
   float4* parts;      // of the teams that share tiles: sums of each block, and whether they are there
   uint32_t* there;
+  int ahead;          // stages of W that are asked for before X: X comes behind them
   bool made_scales;   // the predecessor has written the scales of W too
   bool made_codes;    // and its codes
   bool whole_stores;  // rows of the result start at multiples of 16 bytes
@@ -177,8 +178,8 @@ struct Shared {
   }
 };
 
-/// The producer, one thread. What W has is asked for before the predecessor has ended, as far as the ring reaches, unless the
-/// predecessor writes it.
+/// The producer, one thread. W is asked for before the predecessor has ended, as far as Problem::ahead says, unless the predecessor
+/// writes it.
 template <class L>
 __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& shared, const Maps& maps) {
   Cursor<L> cursor;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& share
     };
     int step = 0;
     if (first) {
-      const int ahead = p.made_codes ? 0 : min(at.steps, L::kStages);
+      const int ahead = p.made_codes ? 0 : min(at.steps, p.ahead);
 #pragma unroll 1
       for (; step < ahead; ++step) ask(step, true, false);
       if (L::kTeam > 1) wait_for_cluster();

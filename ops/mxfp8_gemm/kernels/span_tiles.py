@@ -24,8 +24,8 @@ COLUMNS = 64  # rows of W
 SPAN = 512  # k whose scales are copied at once
 MOST_K = 1 << 24
 MOST_SPLITS = 8  # blocks of a cluster
-# Rough microseconds of a call on an H100: of its start and end, of a block's span of K and of K that a cluster shares, both by rows,
-# of each round of blocks after the first; bytes of W.
+# Rough microseconds of a call on an H100: of its start and end, of a block's span of K and of K that a cluster shares,
+# both by rows, of each round of blocks after the first; bytes of W.
 START_US, SPAN_US, SHARE_US, ROUND_US, BYTES_PER_US = 4.2, {32: 1.0, 64: 1.65}, {32: 0.4, 64: 2.0}, 1.8, 2.56e6
 
 
