@@ -265,7 +265,8 @@ def test_views_off_a_boundary_and_with_gaps_are_copied() -> None:
     assert torch.equal(hipforge.mxfp8_linear(wide, parts[1], off, parts[3]), want)
 
 
-def test_a_chain_of_programmatic_launches_waits_for_its_activations() -> None:
+@pytest.mark.parametrize("m", [4, 40, 300])  # the row stream, tiles of spans, tiles in a ring
+def test_a_chain_of_programmatic_launches_waits_for_its_activations(m) -> None:
     weights = [operands(1, 2048, 2048)[2:] for _ in range(6)]
 
     def chain(x: torch.Tensor) -> torch.Tensor:
@@ -273,7 +274,7 @@ def test_a_chain_of_programmatic_launches_waits_for_its_activations() -> None:
             x = hipforge.mxfp8_linear(*hipforge.mxfp8_quantize(x), wq, ws) * 2**-6
         return x
 
-    x = torch.randn(4, 2048, device="cuda").bfloat16()
+    x = torch.randn(m, 2048, device="cuda").bfloat16()
     want = chain(x)
     for _ in range(50):
         with hipforge.programmatic_launch():
