@@ -143,7 +143,7 @@ def _envelope(problem: Problem, arch: str) -> str | None:
     return mx.envelope(problem, arch)
 
 
-WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=fp8_grouped_split_out)
+WAVE_SPLIT = replace(wave_split.WITHOUT_LINES, name=KERNEL, launch=fp8_grouped_split_out)
 
 
 FAMILY = Family(

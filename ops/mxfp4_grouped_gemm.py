@@ -101,7 +101,7 @@ class Problem(mx.Problem):
         return problem
 
 
-WAVE_SPLIT = replace(wave_split.WAVE_SPLIT, name=KERNEL, launch=mxfp4_grouped_split_out)
+WAVE_SPLIT = replace(wave_split.WITHOUT_LINES, name=KERNEL, launch=mxfp4_grouped_split_out)
 STREAM = replace(
     stream.STREAM,
     name=STREAM_KERNEL,

@@ -340,7 +340,7 @@ def test_other_widths_of_a_work_group_are_refused(waves: int, columns: int) -> N
 
 
 def test_other_rows_and_an_endless_k_are_refused_by_name() -> None:
-    with pytest.raises(GuardError, match=r"rows must be 16 or 32; got 64"):
+    with pytest.raises(GuardError, match=r"rows must be 8, 16 or 32; got 64"):
         run(GOOD, 64)
     k = (1 << 22) + 32
     row, scale = sparse_bytes(1, k), sparse_bytes(1, k // 32)

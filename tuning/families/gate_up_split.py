@@ -19,7 +19,7 @@ from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.gate_up_split import FAMILY, MX_FP8, MXFP4
 from hipforge.ops.moe import DEFAULT_BLOCK_M
-from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import KERNEL, default_choice
+from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import KERNEL, default_choice, has_lines
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 from hipforge.ops.reference.fp8 import Scales
 from hipforge.ops.swiglu_fp8 import swiglu_fp8_dynamic, swiglu_mxfp8
@@ -87,7 +87,9 @@ def _run(choice: Choice, cell: SplitCell, parts: MoeOperands) -> torch.Tensor:
     """Launch a kernel; return its codes [M, N / 2], every row of which has a slot."""
     kind = KINDS[cell.kind]
     given = Operands(parts.a, parts.a_scale, parts.w, parts.w_scale, *parts.index, cell.m, DEFAULT_BLOCK_M, cell.a_div)
-    rows = default_choice(cell.m, cell.experts, cell.n, cell.k, devices.current().cu_count()).configuration["rows"]
+    lines = cell.kind == MX_FP8 and has_lines(cell.k, devices.current().arch_of())
+    ruled = default_choice(cell.m, cell.experts, cell.n, cell.k, devices.current().cu_count(), lines)
+    rows = ruled.configuration["rows"]
     q, scales = kind.new(parts.a, parts.w, cell.m)
     activation = 1.0, 0.0, math.inf, False
     kind.launch(q, scales, *given.tensors, None, *given.sizes, *activation, rows=rows, **choice.configuration)

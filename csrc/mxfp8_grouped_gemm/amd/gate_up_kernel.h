@@ -5,7 +5,7 @@
 //        W[expert]   16 gate columns | 16 gate | 16 up | 16 up     of one block of 32 results (interleaved: 64 rows of W)
 //                    +---------------+---------+-------+-------+
 //   A rows of up to  | wave 0        | wave 1  | wave 2| wave 3|   part 0 of K
-//   16 or 32         | wave 4        | wave 5  | wave 6| wave 7|   part 1 of K
+//   8, 16 or 32      | wave 4        | wave 5  | wave 6| wave 7|   part 1 of K
 //                    +---------------+---------+-------+-------+
 //                              sums in LDS: 16 slots x 64 columns, a part each
 //   epilogue: two waves for each 16 slots, a lane has 4 results of a slot and 8 neighbouring lanes one MX block
@@ -51,6 +51,12 @@ constexpr int kQuads = kResults / dev::kColumnsPerLane;
 constexpr uint32_t kColumns = 2 * kResults;  // of gate and up
 constexpr int kMaxGroups = 4;                // that share K
 constexpr int kWavesPerSimd = 2;             // 256 registers a wave: work-groups of four waves would take more
+#if defined(__gfx942__)
+constexpr int kLineWavesPerSimd = 1;
+#else
+// With three line_wave.h would lose what its loads gain; older compilers may not fit it into 128 registers.
+constexpr int kLineWavesPerSimd = __clang_major__ >= 22 ? 4 : 1;
+#endif
 
 static_assert(kGateUpTiles * kTile == 2 * kResults);
 static_assert(kTile * kQuads == 2 * dev::kWaveSize, "two waves hold the results");
@@ -191,14 +197,17 @@ __device__ __forceinline__ void finish(const dev::Late<GateUpProblem>& p, Eight 
 
 #endif
 
-/// Work-groups of kGateUpTiles waves for each of kParts parts of K; 16 kRowTiles slots at a time.
-template <int kRowTiles, int kParts, Scales kScales, Elements kW = Elements::e4m3>
+/// Work-groups of kGateUpTiles waves for each of kParts parts of K; 16 kRowTiles slots at a time, or kLines as in split_kernel.h.
+template <int kRowTiles, int kParts, Scales kScales, Elements kW = Elements::e4m3, bool kLines = false>
 __device__ __forceinline__ void gate_and_up(const First& leading) {
   static_assert(kParts == 1 || kParts == kMaxParts);
   static_assert(2 * kRowTiles <= kGateUpTiles, "two waves hold the results of a row tile");
 #if defined(__gfx950__) || defined(__gfx942__)
+  constexpr uint32_t kPassSlots = slots_at_once(kRowTiles, kLines), kSlotsOfTile = kPassSlots / kRowTiles;
   __shared__ dev::f32x4 sums[kParts][kGateUpTiles][kRowTiles][dev::kWaveSize];
   __shared__ uint32_t told;
+  constexpr int kLineScaleWords = kLines ? kParts * kGateUpTiles * wave_split::kLineScaleBytes / sizeof(dev::u32x4) : 1;
+  __shared__ [[maybe_unused]] dev::u32x4 line_scales[kLineScaleWords];
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
   uint32_t log2_groups;
   bool interleaved;
@@ -220,30 +229,28 @@ __device__ __forceinline__ void gate_and_up(const First& leading) {
       bool exists[kRowTiles];
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
-        const uint32_t slot = slots.of_lane(first + t * kTile, lane);
+        const uint32_t slot = slots.of_lane(first + t * kTile, lane, kSlotsOfTile);
         row[t] = pass.a_div == 1 ? slot : slot / pass.a_div;
-        exists[t] = first + t * kTile + lane % kTile < slots.count;
+        exists[t] = first + t * kTile + lane % kSlotsOfTile < slots.count;
       }
       const uint32_t up0 = tile >= kGateUpTiles / 2 ? n / 2 - kResults : 0;
       const uint32_t column0 = (interleaved ? 2 * result0 : result0 + up0) + tile * kTile;
       const uint64_t w_row = uint64_t{expert} * n + column0;
-      using Rows = wave_split::GatheredRows<kRowTiles, kScales>;
       const uint32_t w_bytes = wave_split::row_bytes(kW, k);
-      wave_split::Wave<kRowTiles, Rows, kTile, 1, kScales, kW> mine(
-          Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane), dev::make_buffer(pass.w + w_row * w_bytes, kTile * w_bytes),
-          pass.scales_of_w<kScales>(expert, column0, kTile), k, wave_split::w_lane_offset<kW>(k, lane), lane);
-      const uint32_t log2_parts = log2_groups + (kParts - 1), of_k = of_groups * kParts + part;
-      const uint32_t begin = wave_split::first_step(k, of_k, log2_parts), end = wave_split::first_step(k, of_k + 1, log2_parts);
-      multiply_steps<false, kScales>(mine, begin, has_results ? end : begin, pass);
+      dev::f32x4 acc[kRowTiles];
+      multiply_part<kRowTiles, kLines, false, kScales, kW>(
+          acc, pass, row, exists, dev::make_buffer(pass.w + w_row * w_bytes, kTile * w_bytes),
+          pass.scales_of_w<kScales>(expert, column0, kTile), of_groups * kParts + part, log2_groups + (kParts - 1), has_results, lane,
+          line_scales + (kLines ? wave * (kLineScaleWords / (kParts * kGateUpTiles)) : 0));
       const auto& p = dev::arguments_here<GateUpProblem>();
       const uint32_t thread = dev::lane_value_here(threadIdx.x);
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) sums[part][tile][t][lane] = mine.acc[t];
+      for (int t = 0; t < kRowTiles; ++t) sums[part][tile][t][lane] = acc[t];
       __syncthreads();
       const bool adds = wave < 2 * kRowTiles;
       // The lane's slot, and where its columns are in the work-group's 64 and in W.
       const uint32_t at_slot = thread / kQuads, quad = thread % kQuads, in_tile = at_slot % kTile;
-      const bool has_slot = adds && first + at_slot < slots.count;
+      const bool has_slot = adds && at_slot < kPassSlots && first + at_slot < slots.count;
       const auto column_of = [&](uint32_t of) { return (interleaved ? 2 * dev::kColumnsPerLane : dev::kColumnsPerLane) * of; };
       const uint32_t column = column_of(quad);
       const uint32_t to_second = interleaved ? dev::kColumnsPerLane : kResults;
@@ -281,7 +288,7 @@ __device__ __forceinline__ void gate_and_up(const First& leading) {
         if constexpr (kFp8Blocks) {
           constexpr uint32_t kLanes = dev::kFp8Block / dev::kColumnsPerLane, kSlots = dev::kWaveSize / kLanes;
           constexpr uint32_t kAtOnce = kParts * kGateUpTiles * kSlots;
-          const uint32_t end = min(slots.count - first, uint32_t{kTile * kRowTiles});
+          const uint32_t end = min(slots.count - first, kPassSlots);
           for (uint32_t base = last ? wave * kSlots : end; base < end; base += kAtOnce) {
             const uint32_t mine_at = base + thread % dev::kWaveSize / kLanes, in_scale = thread % kLanes;
             const uint32_t result = scale_block * dev::kFp8Block + in_scale * dev::kColumnsPerLane;
@@ -299,18 +306,18 @@ __device__ __forceinline__ void gate_and_up(const First& leading) {
       if constexpr (!kFp8Blocks)
         if (last && adds) finish<kScales>(p, total, n, interleaved, expert, slot, result0 + dev::kColumnsPerLane * quad, has_slot);
       __syncthreads();  // the next sums take the same LDS
-      if ((first += kTile * kRowTiles) >= slots.count) return;
+      if ((first += kPassSlots) >= slots.count) return;
       pass = Pass(arguments_here());
     }
   });
 #endif
 }
 
-template <int kRowTiles, int kParts>
-__global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize) void mxfp8_gate_up(
+template <int kRowTiles, int kParts, bool kLines>
+__global__ __launch_bounds__(kParts * kGateUpTiles * dev::kWaveSize, kLines ? kLineWavesPerSimd : 1) void mxfp8_gate_up(
     const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
     uint32_t num_valid, uint32_t block_m, uint32_t columns_of_both, uint32_t depth, GateUpRest) {
-  gate_and_up<kRowTiles, kParts, Scales::kMx>(
+  gate_and_up<kRowTiles, kParts, Scales::kMx, Elements::e4m3, kLines>(
       {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns_of_both, depth});
 }
 
@@ -343,12 +350,12 @@ struct GateUpLaunch {
 /// Checks all but the operands of the product and the results, and launches the kernel of one part of K or of two.
 template <int kRowTiles, Scales kScales, class Kernel>
 void launch_gate_up(Kernel one, Kernel two, const Problem& gemm, const Tensor& out, const Tensor& out_scales,
-                    const GateUpLaunch& how, hipStream_t stream) {
+                    const GateUpLaunch& how, hipStream_t stream, int most_rows = kRowTiles * kTile) {
   const int64_t slots = gemm.num_valid, parts = how.parts, groups = how.groups, meet = groups << log2_members(kScales);
   HF_CHECK(gemm.k <= wave_split::kMaxK, "K must be at most ", wave_split::kMaxK, "; got ", gemm.k);
   HF_CHECK(parts == 1 || parts == kMaxParts, "parts must be 1 or 2; got ", parts);
   HF_CHECK(groups == 1 || groups == 2 || groups == kMaxGroups, "groups must be 1, 2 or 4; got ", groups);
-  HF_CHECK(how.rows == kRowTiles * kTile, "this variant of the module has rows = ", kRowTiles * kTile, "; got ", how.rows);
+  HF_CHECK(how.rows == most_rows, "this variant of the module has rows = ", most_rows, "; got ", how.rows);
   check_aligned(out, "out");
   const uint64_t floats = partial_floats<kScales>(slots, gemm.n, groups);
   const uint64_t words = meeting_words<kScales>(slots, gemm.n, groups);
@@ -378,7 +385,7 @@ void launch_gate_up(Kernel one, Kernel two, const Problem& gemm, const Tensor& o
 /// [M_act, K] and w as in grouped_split; bias float32 [E, N] or None; limit infinite for none; rows, slots at a time; parts of K
 /// in a work-group, 1 or 2; groups that share K, 1, 2 or 4, and where there are several a workspace: float32
 /// [num_valid_tokens (groups N + 2 (groups - 1) N/64)], with any contents.
-template <int kRowTiles, Elements kW>
+template <int kRowTiles, Elements kW, bool kLines = false>
 void gate_up(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
              Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias, int64_t E, int64_t N, int64_t K,
              int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m, double alpha, double beta, double limit,
@@ -394,9 +401,12 @@ void gate_up(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w
   if constexpr (kFp4)
     launch_gate_up<kRowTiles, Scales::kMx>(mxfp4_gate_up<kRowTiles, 1>, mxfp4_gate_up<kRowTiles, kMaxParts>, gemm, out,
                                            out_scales, how, stream);
+  else if (kLines && takes_lines(gemm))
+    launch_gate_up<kRowTiles, Scales::kMx>(mxfp8_gate_up<kRowTiles, 1, kLines>, mxfp8_gate_up<kRowTiles, kMaxParts, kLines>, gemm,
+                                           out, out_scales, how, stream, wave_split::kLineRows);
   else
-    launch_gate_up<kRowTiles, Scales::kMx>(mxfp8_gate_up<kRowTiles, 1>, mxfp8_gate_up<kRowTiles, kMaxParts>, gemm, out,
-                                           out_scales, how, stream);
+    launch_gate_up<kRowTiles, Scales::kMx>(mxfp8_gate_up<kRowTiles, 1, false>, mxfp8_gate_up<kRowTiles, kMaxParts, false>, gemm,
+                                           out, out_scales, how, stream, kLines ? wave_split::kLineRows : kRowTiles * kTile);
 }
 
 }  // namespace hf::moe

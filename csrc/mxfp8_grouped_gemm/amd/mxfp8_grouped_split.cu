@@ -5,8 +5,10 @@
 #include "split_kernel.h"
 
 #ifndef HF_ROWS
-#error "build a variant: -DHF_ROWS=16 or 32"
+#error "build a variant: -DHF_ROWS=8, 16 or 32"
 #endif
 
-static constexpr auto& mxfp8_grouped_split_out = hf::moe::grouped_split<HF_ROWS / hf::moe::kTile, hf::moe::Elements::e4m3>;
+// 8 slots are half of a tile, by line_wave.h.
+static constexpr auto& mxfp8_grouped_split_out =
+    hf::moe::grouped_split<(HF_ROWS + 8) / hf::moe::kTile, hf::moe::Elements::e4m3, HF_ROWS == 8>;
 HF_EXPORT(mxfp8_grouped_split_out);

@@ -21,6 +21,8 @@
 // product, so the tile's expert, the number of entries in use and the slots are loaded together. Starting a work-group takes 17
 // ns on an XCD (modelled), in which its compute units receive 14 KB; hence several tiles of columns.
 //
+// At most 8 slots of a tile, on gfx950: line_wave.h multiplies them, in loads of whole lines of W.
+//
 // Bytes: per tile an expert's weight byte is loaded once for every 16 kRowTiles slots, A from cache. On gfx950 a CU
 // receives the 2 KiB of a step each 158 cycles (8 TB/s, 256 CUs, 2.4 GHz) and its SIMDs multiply them in 8 kRowTiles; on
 // gfx942 the 512 bytes of a block each 62 (5.3 TB/s, 304 CUs, 2.1 GHz), with 17 kRowTiles cycles of ldexp and sums: memory
@@ -32,6 +34,7 @@
 
 #include "problem.h"
 #include "hipforge/amd/hip.h"
+#include "../../mxfp8_gemm/amd/line_wave.h"
 #include "../../mxfp8_gemm/amd/long_runs.h"
 
 namespace hf::moe {
@@ -42,14 +45,23 @@ using wave_split::Scales;
 
 constexpr int kMaxWaves = 8;  // registers decide
 
+/// Slots that are multiplied at once; kLines: by line_wave.h, on gfx950.
+#if defined(__gfx942__)
+constexpr uint32_t slots_at_once(int row_tiles, bool) { return row_tiles * kTile; }
+#else
+constexpr uint32_t slots_at_once(int row_tiles, bool lines) { return lines ? wave_split::kLineRows : row_tiles * kTile; }
+#endif
+
 #if defined(__gfx950__) || defined(__gfx942__)
 
 // Up to 64 slots of one tile: lane i holds slot i.
 struct Slots {
   uint32_t each, count;
 
-  // Slot `first + lane % 16`; no slot from `count` on.
-  __device__ uint32_t of_lane(uint32_t first, uint32_t lane) const { return dev::from_lane(each, first + lane % kTile); }
+  // Slot `first + lane % 16`, or lane % of; no slot from `count` on.
+  __device__ uint32_t of_lane(uint32_t first, uint32_t lane, uint32_t of = kTile) const {
+    return dev::from_lane(each, first + lane % of);
+  }
 };
 
 // Four columns of a slot's row, with bias and weight.
@@ -134,6 +146,32 @@ __device__ __forceinline__ void multiply_steps(Wave& mine, uint32_t begin, uint3
     mine.run(begin, end, aligned, between);
 }
 
+/// The sums of 16 rows of W and the slots' rows of A, over `part` of K.
+template <int kRowTiles, bool kLines, bool kWholeK, Scales kScales, Elements kW>
+__device__ __forceinline__ void multiply_part(dev::f32x4 (&acc)[kRowTiles], const Pass& pass, const uint32_t (&row)[kRowTiles],
+                                              const bool (&exists)[kRowTiles], dev::Buffer w, dev::Buffer w_scales, uint32_t part,
+                                              uint32_t log2_parts, bool has_results, uint32_t lane, [[maybe_unused]] void* line_scales) {
+  const uint32_t k = pass.k;
+#if defined(__gfx950__)
+  if constexpr (kLines) {
+    static_assert(kRowTiles == 1 && kScales == Scales::kMx && kW == Elements::e4m3);
+    wave_split::LineWave mine(dev::make_buffer(pass.a, pass.a_rows * k), dev::make_buffer(pass.a_scales, pass.a_rows * (k / kMxBlock)),
+                              row[0], exists[0], w, w_scales, k, lane);
+    mine.run(*static_cast<wave_split::LineWave::RunScales*>(line_scales), wave_split::first_pair(k, part, log2_parts),
+             wave_split::first_pair(k, part + 1, log2_parts));
+    acc[0] = mine.total();
+    return;
+  }
+#endif
+  using Rows = wave_split::GatheredRows<kRowTiles, kScales>;
+  wave_split::Wave<kRowTiles, Rows, kTile, 1, kScales, kW> mine(Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane), w,
+                                                               w_scales, k, wave_split::w_lane_offset<kW>(k, lane), lane);
+  const uint32_t begin = wave_split::first_step(k, part, log2_parts), end = wave_split::first_step(k, part + 1, log2_parts);
+  multiply_steps<kWholeK, kScales>(mine, begin, has_results ? end : begin, pass);
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) acc[t] = mine.acc[t];
+}
+
 __device__ inline const int32_t* expert_of(const First& p, uint32_t tile) {
   const uint32_t bytes = tile * static_cast<uint32_t>(sizeof(int32_t));  // below 2^32: a tile has 4 of 2^31 entries or more
   return reinterpret_cast<const int32_t*>(reinterpret_cast<const uint8_t*>(p.expert_ids) + bytes);
@@ -178,12 +216,14 @@ template <class Also, class Group>
 #endif
 
 /// Work-groups of up to kMaxWaves waves: p.tile_columns / 16 times 2^p.log2_parts, neighbouring waves a tile's parts of K.
-/// kAlone: one part, so that no wave waits for another; else wave_split::kTileBytes of LDS for each wave and row tile.
+/// kAlone: one part, so that no wave waits for another; else wave_split::kTileBytes of LDS for each wave and row tile. kLines: 8
+/// slots at a time on gfx950, behind those kLineScaleBytes for each wave, and what takes_lines says.
 /// Every grid row has a tile. a_rows k and n k below 2^31; k a multiple of 32 or, of scales that are not MX's, 16, at most
 /// wave_split::kMaxK; every slot / a_div below a_rows; a and w aligned to 16 bytes.
-template <int kRowTiles, bool kAlone, Scales kScales, Elements kW = Elements::e4m3>
+template <int kRowTiles, bool kAlone, Scales kScales, Elements kW = Elements::e4m3, bool kLines = false>
 __device__ __forceinline__ void multiply_groups(const First& leading) {
 #if defined(__gfx950__) || defined(__gfx942__)
+  constexpr uint32_t kPassSlots = slots_at_once(kRowTiles, kLines), kSlotsOfTile = kPassSlots / kRowTiles;
   extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
   auto* all_sums = reinterpret_cast<dev::f32x4*>(lds);
   const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
@@ -200,25 +240,22 @@ __device__ __forceinline__ void multiply_groups(const First& leading) {
     const uint32_t parts = 1u << log2_parts, part = wave & (parts - 1), tile = wave >> log2_parts;
     const uint32_t column0 = blockIdx.x * tile_columns + tile * kTile;
     dev::f32x4* sums = all_sums + tile * parts * kRowTiles * dev::kWaveSize;
+    const uint32_t sum_bytes = kAlone ? 0 : (tile_columns / kTile << log2_parts) * kRowTiles * wave_split::kTileBytes;
+    uint8_t* const line_scales = lds + sum_bytes;
     for (uint32_t first = 0;;) {
       const uint32_t k = pass.k, n = pass.n;
       uint32_t slot[kRowTiles], row[kRowTiles];
       bool exists[kRowTiles];
 #pragma unroll
       for (int t = 0; t < kRowTiles; ++t) {
-        slot[t] = slots.of_lane(first + t * kTile, lane);
+        slot[t] = slots.of_lane(first + t * kTile, lane, kSlotsOfTile);
         row[t] = pass.row_of(slot[t]);
-        exists[t] = first + t * kTile + lane % kTile < slots.count;
+        exists[t] = first + t * kTile + lane % kSlotsOfTile < slots.count;
       }
       // Of all experts' rows of W; a tile past the last column has none.
       const uint64_t w_row = uint64_t{expert} * n + column0;
       const uint32_t w_rows = column0 < n ? min<uint32_t>(kTile, n - column0) : 0;
-      using Rows = wave_split::GatheredRows<kRowTiles, kScales>;
       const uint32_t w_bytes = wave_split::row_bytes(kW, k);
-      wave_split::Wave<kRowTiles, Rows, kTile, 1, kScales, kW> mine(
-          Rows(pass.a, pass.a_scales, row, exists, pass.a_rows, k, lane),
-          dev::make_buffer(pass.w + w_row * w_bytes, w_rows * w_bytes), pass.scales_of_w<kScales>(expert, column0, w_rows), k,
-          wave_split::w_lane_offset<kW>(k, lane), lane);
       const uint32_t column = column0 + lane / kTile * dev::kColumnsPerLane;
       // The scales of the tiles that the wave stores arrive while it multiplies.
       SlotScales<kScales> scales[kAlone ? kRowTiles : 1];
@@ -229,32 +266,36 @@ __device__ __forceinline__ void multiply_groups(const First& leading) {
         const uint32_t at = first + part * kTile;
         scales[0] = SlotScales<kScales>(pass, expert, slots.of_lane(at, lane), at + lane % kTile < slots.count, column);
       }
-      multiply_steps<kAlone, kScales>(mine, wave_split::first_step(k, part, log2_parts),
-                                      wave_split::first_step(k, part + 1, log2_parts), pass);
+      dev::f32x4 acc[kRowTiles];
+      multiply_part<kRowTiles, kLines, kAlone, kScales, kW>(
+          acc, pass, row, exists, dev::make_buffer(pass.w + w_row * w_bytes, w_rows * w_bytes),
+          pass.scales_of_w<kScales>(expert, column0, w_rows), part, log2_parts, true, lane,
+          line_scales + wave * wave_split::kLineScaleBytes);
+      const bool stores = kSlotsOfTile == kTile || lane % kTile < kSlotsOfTile;
       if constexpr (kAlone) {
 #pragma unroll
         for (int t = 0; t < kRowTiles; ++t)
-          if (exists[t]) store(expert, scales[t].applied(mine.acc[t]), slot[t], column);
+          if (exists[t] && stores) store(expert, scales[t].applied(acc[t]), slot[t], column);
       } else {
         static_assert(kRowTiles <= 2, "a wave stores one tile at most, as there are two parts or more");
-        dev::add_parts(sums, mine.acc, part, parts, lane, [&](uint32_t t, dev::f32x4 total) {
+        dev::add_parts(sums, acc, part, parts, lane, [&](uint32_t t, dev::f32x4 total) {
           const uint32_t at = slots.of_lane(first + t * kTile, lane);
-          if (first + t * kTile + lane % kTile < slots.count) store(expert, scales[0].applied(total), at, column);
+          if (first + t * kTile + lane % kTile < slots.count && stores) store(expert, scales[0].applied(total), at, column);
         });
         __syncthreads();  // the next sums take the same LDS
       }
-      if ((first += kTile * kRowTiles) >= slots.count) return;
+      if ((first += kPassSlots) >= slots.count) return;
       pass = Pass(arguments_here());
     }
   });
 #endif
 }
 
-template <int kRowTiles, bool kAlone>
+template <int kRowTiles, bool kAlone, bool kLines>
 __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp8_grouped_split(
     const int32_t* sorted_ids, const int32_t* expert_ids, const int32_t* padded, const uint8_t* w, const uint8_t* w_scales,
     uint32_t num_valid, uint32_t block_m, uint32_t columns, uint32_t depth, Rest) {
-  multiply_groups<kRowTiles, kAlone, Scales::kMx>(
+  multiply_groups<kRowTiles, kAlone, Scales::kMx, Elements::e4m3, kLines>(
       {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
 }
 
@@ -276,15 +317,19 @@ __global__ __launch_bounds__(kMaxWaves * dev::kWaveSize) void mxfp4_grouped_spli
       {sorted_ids, expert_ids, padded, w, w_scales, num_valid, block_m, columns, depth});
 }
 
+/// Whether line_wave.h takes the problem; 16 slots at a time do else, whatever `rows` says.
+inline bool takes_lines(const Problem& problem) {
+  return problem.k % wave_split::kLinePair == 0 && (problem.options & kAlignedScales);
+}
+
 /// Checks the sizes of work-groups of kRowTiles tiles of slots, and launches `alone` or `shared`, where waves share a K.
 template <int kRowTiles, class Kernel>
 void launch_split(Kernel alone, Kernel shared, Problem problem, int64_t rows, int64_t waves, int64_t columns,
-                  hipStream_t stream) {
-  constexpr int kRows = kRowTiles * kTile;
+                  hipStream_t stream, int most_rows = kRowTiles * kTile, bool lines = false) {
   const int64_t n = problem.n;
   HF_CHECK(problem.k <= wave_split::kMaxK, "K must be at most ", wave_split::kMaxK, "; got ", problem.k);
-  HF_CHECK(rows == kRows, "this variant of the module has rows = ", kRows, "; got ", rows);
-  wave_split::check_waves(waves, kMaxWaves, kRows);
+  HF_CHECK(rows == most_rows, "this variant of the module has rows = ", most_rows, "; got ", rows);
+  wave_split::check_waves(waves, kMaxWaves, most_rows);
   const int64_t most = kMaxWaves / waves * kTile;
   HF_CHECK(columns >= kTile && columns <= most && kMaxWaves * kTile % columns == 0,
            "columns must be 16, 32, 64 or 128, at most ", most, " with ", waves, " waves for each 16; got ", columns);
@@ -293,7 +338,8 @@ void launch_split(Kernel alone, Kernel shared, Problem problem, int64_t rows, in
   problem.tile_columns = static_cast<uint32_t>(columns);
   const dim3 grid(ceil_div(n, columns), problem.grid_rows);
   const auto threads = static_cast<uint32_t>(waves * (columns / kTile) * dev::kWaveSize);
-  const uint32_t lds = waves == 1 ? 0 : threads / dev::kWaveSize * kRowTiles * wave_split::kTileBytes;
+  const uint32_t of_wave = (waves == 1 ? 0 : kRowTiles * wave_split::kTileBytes) + (lines ? wave_split::kLineScaleBytes : 0);
+  const uint32_t lds = threads / dev::kWaveSize * of_wave;
   launch(waves == 1 ? alone : shared, problem, static_cast<const Rest&>(problem), grid, threads, lds, stream);
 }
 
@@ -302,7 +348,7 @@ void launch_split(Kernel alone, Kernel shared, Problem problem, int64_t rows, in
 /// e2m1 elements in a byte, the first in its low half: uint8 [E, N, K/2]; the scales e8m0 (or uint8) [M_act, K/32], [E, N, K/32];
 /// the index tensors int32; mul_weight_by float32 [num_valid_tokens] or None; bias float32 [E, N] or None, added before the
 /// weight; waves for each 16 columns 1, 2, 4 or 8; columns of a work-group 16 to 128.
-template <int kRowTiles, Elements kW>
+template <int kRowTiles, Elements kW, bool kLines = false>
 void grouped_split(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
                    Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, OptionalTensor bias,
                    int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m,
@@ -317,9 +363,12 @@ void grouped_split(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_sc
   if constexpr (kFp4)
     launch_split<kRowTiles>(mxfp4_grouped_split<kRowTiles, true>, mxfp4_grouped_split<kRowTiles, false>, problem, rows, waves,
                             columns, stream);
+  else if (kLines && takes_lines(problem))
+    launch_split<kRowTiles>(mxfp8_grouped_split<kRowTiles, true, kLines>, mxfp8_grouped_split<kRowTiles, false, kLines>, problem,
+                            rows, waves, columns, stream, wave_split::kLineRows, true);
   else
-    launch_split<kRowTiles>(mxfp8_grouped_split<kRowTiles, true>, mxfp8_grouped_split<kRowTiles, false>, problem, rows, waves,
-                            columns, stream);
+    launch_split<kRowTiles>(mxfp8_grouped_split<kRowTiles, true, false>, mxfp8_grouped_split<kRowTiles, false, false>, problem,
+                            rows, waves, columns, stream, kLines ? wave_split::kLineRows : kRowTiles * kTile);
 }
 
 }  // namespace hf::moe

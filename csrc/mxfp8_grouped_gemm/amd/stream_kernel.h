@@ -13,11 +13,15 @@
 //
 // W may be e2m1, half the bytes: a lane has 32 neighbouring k of a step then, 16 bytes.
 //
+// Of at most 8 slots and an even number of steps, tiles of e4m3 come in loads of whole lines, as in line_wave.h.
+//
 // Grid as for split_kernel.h, which finds the slots; a work-group has kSide waves side by side, and tile_columns columns.
 // Bytes: an expert's weight once for every 16 slots of a tile; A once per work-group, from cache.
 //
 // Tails: tiles past the last column are out of range and not stored; slots that do not exist read 0 and are not stored.
 #pragma once
+
+#include <type_traits>
 
 #include "split_kernel.h"
 
@@ -68,22 +72,64 @@ struct ShortRows {
   }
 };
 
-// The columns of a work-group for 16 slots, one to a lane % 16.
-template <int kSteps, Elements kW>
+// The same of 16 rows of W in loads of whole lines, and of 8 of A: line_wave.h has the layout.
+template <int kSteps, int kHalves>
+struct LineRows {
+  static_assert(kSteps % 2 == 0);
+  dev::u32x4 pieces[kHalves][kSteps], scales[kHalves];
+
+  __device__ __forceinline__ void load(dev::Buffer payload, uint32_t at, uint32_t from, dev::Buffer all_scales, uint32_t scale_at,
+                                       uint32_t scales_from) {
+    constexpr uint32_t kK = kSteps * wave_split::kStep, kScaleBytes = kK / kMxBlock;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h)
+      scales[h] = dev::load_b128(all_scales, scale_at, scales_from + h * wave_split::kLineRows * kScaleBytes);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        pieces[h][s] = dev::load_b128(payload, at + s * wave_split::kStep, from + h * wave_split::kLineRows * kK);
+    __builtin_amdgcn_sched_barrier(0);  // in the order of their use: loads return in order
+  }
+
+  __device__ uint32_t scale(int half, int step, uint32_t byte) const {
+    const uint32_t first = scales[half][step], second = scales[half][step + 1];
+    return __builtin_amdgcn_perm(second, first, byte);
+  }
+
+  __device__ __forceinline__ dev::f32x4 times(const LineRows<kSteps, 1>& b, uint32_t byte) const {
+    dev::f32x4 sums[kHalves] = {};
+#pragma unroll
+    for (int s = 0; s < kSteps; s += 2)
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h)
+        sums[h] = dev::mfma_scaled_e4m3(dev::mfma_operand(pieces[h][s], pieces[h][s + 1]), scale(h, s, byte),
+                                        dev::mfma_operand(b.pieces[0][s], b.pieces[0][s + 1]), b.scale(0, s, byte), sums[h]);
+    return dev::lane_vector_here(wave_split::line_total(sums));  // as in ShortRows
+  }
+};
+
+// The columns of a work-group for 16 slots, one to a lane % 16, or 8.
+template <int kSteps, Elements kW, bool kLines = false>
 __device__ __forceinline__ void stream(uint32_t slot, bool exists, uint32_t expert, const Pass& pass, uint32_t tile_columns,
                                        uint32_t wave, uint32_t lane) {
   constexpr uint32_t kK = kSteps * wave_split::kStep, kScales = kK / kMxBlock, kSideColumns = kSide * kTile;
   constexpr uint32_t kRowBytes = wave_split::row_bytes(kW, kK);
   constexpr int kAhead = (kSteps <= 2 ? 3 : 2) + (kW == Elements::e2m1);
+  using OfA = std::conditional_t<kLines, LineRows<kSteps, 1>, ShortRows<kSteps, Elements::e4m3>>;
+  using OfW = std::conditional_t<kLines, LineRows<kSteps, wave_split::kLineHalves>, ShortRows<kSteps, kW>>;
+  constexpr uint32_t kRows = kLines ? wave_split::kLineRows : kTile;
   const uint32_t group = lane / kTile, n = pass.n, first = blockIdx.x * tile_columns, columns = min(tile_columns, n - first);
-  const uint32_t in_row = group * wave_split::kPieceBytes;  // of e2m1 too
+  const uint32_t in_row = kLines ? wave_split::in_line(lane) : group * wave_split::kPieceBytes;  // of e2m1 too
+  const uint32_t which = kLines ? wave_split::scale_byte(lane) : group;
+  const bool stores = exists && lane % kTile < kRows;
   const uint64_t w_row = uint64_t{expert} * n + first;
   const dev::Buffer w = dev::make_buffer(pass.w + w_row * kRowBytes, columns * kRowBytes);
   const dev::Buffer ws = dev::make_buffer(pass.w_scales + w_row * kScales, columns * kScales);
-  const uint32_t w_at = lane % kTile * kRowBytes + in_row, ws_at = lane % kTile * kScales;
+  const uint32_t w_at = lane % kRows * kRowBytes + in_row, ws_at = lane % kRows * kScales;
   uint32_t column = wave * kTile;
-  ShortRows<kSteps, Elements::e4m3> a;
-  ShortRows<kSteps, kW> ring[kAhead];
+  OfA a;
+  OfW ring[kAhead];
   const uint32_t row = pass.a_div == 1 ? slot : slot / pass.a_div;
   a.load(dev::make_buffer(pass.a, pass.a_rows * kK), exists ? row * kK + in_row : dev::kOutOfRange, 0,
          dev::make_buffer(pass.a_scales, pass.a_rows * kScales), exists ? row * kScales : dev::kOutOfRange, 0);
@@ -99,10 +145,10 @@ __device__ __forceinline__ void stream(uint32_t slot, bool exists, uint32_t expe
   while (column < columns) {
 #pragma unroll
     for (int t = 0; t < kAhead; ++t) {
-      dev::f32x4 sums = ring[t].times(a, group);
+      dev::f32x4 sums = ring[t].times(a, which);
       load(t, column + kAhead * kSideColumns);
       const uint32_t in_n = first + column + group * dev::kColumnsPerLane;
-      if (exists && column < columns) {
+      if (stores && column < columns) {
         if (biases != nullptr) {
           const float* const bias = biases + uint64_t{expert} * n + in_n;
 #pragma unroll
@@ -130,8 +176,17 @@ __device__ __forceinline__ void stream_groups(const First& leading) {
     dev::wave_value_loaded_here(tile_columns);
   };
   for_each_group(leading, lane, also, [&](const Slots& slots, uint32_t expert, const Pass& pass) {
-    for (uint32_t first = 0; first < slots.count; first += kTile)
+    for (uint32_t first = 0; first < slots.count; first += kTile) {
+      if constexpr (kSteps % 2 == 0 && kW == Elements::e4m3) {
+        constexpr uint32_t kFew = wave_split::kLineRows;
+        if (slots.count - first <= kFew) {
+          stream<kSteps, kW, true>(slots.of_lane(first, lane, kFew), first + lane % kFew < slots.count, expert, pass, tile_columns,
+                                   wave, lane);
+          return;
+        }
+      }
       stream<kSteps, kW>(slots.of_lane(first, lane), first + lane % kTile < slots.count, expert, pass, tile_columns, wave, lane);
+    }
   });
 #endif
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,16 +20,21 @@ from hipforge.ops.mxfp8_gemm.raw import STEP_BYTES, k_steps
 from hipforge.ops.mxfp8_grouped_gemm.reference import OPERANDS, ROUTED
 
 KERNEL = "mxfp8_grouped_split"
-ROWS = (16, 32)  # slots of a tile that are multiplied at once
+FEW_ROWS = 8  # in loads of whole lines, on gfx950: line_wave.h
+TILE_ROWS = (16, 32)
+ROWS = (FEW_ROWS, *TILE_ROWS)  # slots of a tile that are multiplied at once
 MAX_K = 1 << 22
+LINE_PAIR = 256  # k of two lines
+LEAST_LINE_K = 2048  # with a shorter one whole lines gain nothing, and the scales come later
+LEAST_LINE_TILES = 8  # of 16 columns and a slot, for each compute unit: with fewer of them memory is not the bound
 WAVES = (1, 2, 4, 8)  # of 16 columns, each with a part of K
-TILE = 16  # columns of a wave
+TILE = 16  # columns of a wave, and slots of a tile of sums
 COLUMNS = (16, 32, 64, 128)  # of a work-group
 MOST_WAVES = 8  # of a work-group; registers decide
 WAVES_PER_CU = 3  # python op_tests/bench_moe_peers.py --waves: more of them gain less than the model's error
 WIDEST_K = 384  # up to which work-groups of 64 columns are faster than those of 32, because fewer have to start
 GROUPS_PER_CU = 2  # least work-groups of more than 16 columns
-STEPS_AHEAD = {16: 3, 32: 4}  # K steps whose operands a wave has in flight on gfx950, by rows
+STEPS_AHEAD = {FEW_ROWS: 4, 16: 3, 32: 4}  # K steps whose operands a wave has in flight on gfx950, by rows
 
 
 def choice(rows: int, waves: int, columns: int = TILE) -> Choice:
@@ -37,7 +44,7 @@ def choice(rows: int, waves: int, columns: int = TILE) -> Choice:
 
 def of_smallm(slots: int, k: int) -> Choice:
     """Return the successor of the former kernel ``smallm``, for its raw op and for rows with its name."""
-    return choice(ROWS[0] if slots <= ROWS[0] else ROWS[1], default_waves(max(k, 1), WAVES[-1]))
+    return choice(TILE if slots <= TILE else ROWS[-1], default_waves(max(k, 1), WAVES[-1]))
 
 
 def fits(waves: int, columns: int) -> bool:
@@ -45,20 +52,26 @@ def fits(waves: int, columns: int) -> bool:
     return waves * (columns // TILE) <= MOST_WAVES
 
 
-def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int) -> Choice:
+def default_choice(slots: int, experts: int, n: int, k: int, cu_count: int, lines: bool = False) -> Choice:
     """Return rows for the slots of an expert, twice their mean where there are many, few waves and wide work-groups.
 
-    A tile with more slots than that is computed in several passes, each of which loads the expert's weight again. Waves
-    are the fewest that fill the GPU with an expert per slot, or that K needs, if fewer: more add instructions and sums.
-    Where waves need not wait for each other, a work-group has as many columns as leave enough work-groups: each takes
-    time to start.
+    A tile with more slots than that is computed in several passes, each of which loads the expert's weight again. Eight
+    are taken in loads of whole lines where there are such (``lines``) and memory is the bound. Waves are the fewest
+    that fill the GPU with an expert per slot, or that K needs, if fewer: more add instructions and sums. Where waves
+    need not wait for each other, a work-group has as many columns as leave enough work-groups: each takes time to
+    start.
     """
-    expected = min(slots, max(ROWS[0], 2 * slots // experts))
-    rows = next((rows for rows in ROWS if expected <= rows), ROWS[-1])
-    groups = -(-n // TILE) * min(slots, experts)
+    expected, groups = min(slots, max(1, 2 * slots // experts)), -(-n // TILE) * min(slots, experts)
+    pays = lines and k >= LEAST_LINE_K and groups >= LEAST_LINE_TILES * cu_count
+    rows = next((rows for rows in (ROWS if pays else TILE_ROWS) if expected <= rows), ROWS[-1])
     filling = next((waves for waves in WAVES if waves * groups >= WAVES_PER_CU * cu_count), WAVES[-1])
     waves = min(filling, default_waves(k, WAVES[-1]))
     return choice(rows, waves, default_columns(groups, waves, k, cu_count))
+
+
+def has_lines(k: int, arch: str) -> bool:
+    """Return whether the kernel has 8 slots at a time, in loads of whole lines; where not, 16 are."""
+    return arch == "gfx950" and k % LINE_PAIR == 0
 
 
 def default_columns(groups: int, waves: int, k: int, cu_count: int) -> int:
@@ -92,7 +105,7 @@ def mxfp8_grouped_split(
     mul_weight_by: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     *,
-    rows: int = ROWS[0],
+    rows: int = TILE,
     waves: int = 8,
     columns: int = TILE,
 ) -> torch.Tensor:
@@ -115,7 +128,8 @@ def mxfp8_grouped_split(
         block_m: entries of a tile, a multiple of 4.
         mul_weight_by: float32 with one weight per slot, multiplied in float32 before the result is rounded.
         bias: float32 [E, N], added in float32 before the weight.
-        rows: slots of a tile that are multiplied at once, 16 or 32; more of them take several passes.
+        rows: slots of a tile that are multiplied at once, 8, 16 or 32; more of them take several passes. 8 are 16 on
+            gfx942, and where K is no multiple of 256 or scales do not start at a multiple of 4 bytes.
         waves: for each 16 columns, each with a part of K: 1, 2, 4 or 8. Their sums are added in a fixed order.
         columns: of a work-group: 16, 32, 64 or 128, with at most 8 waves in all.
 
@@ -126,7 +140,7 @@ def mxfp8_grouped_split(
         GuardError: an argument that the kernel does not take (ArchError: a device it is not for).
     """
     if require_int("rows", rows) not in ROWS:
-        raise GuardError(f"rows must be 16 or 32; got {rows}")
+        raise GuardError(f"rows must be 8, 16 or 32; got {rows}")
     require_rank("w", w, 3, "[E, N, K]")
     experts, n, k = w.shape
     mxfp8_grouped_split_out(
@@ -136,18 +150,19 @@ def mxfp8_grouped_split(
     return out
 
 
-def _candidates(cell: Any, arch: str) -> Iterator[Configuration]:
+def _candidates(cell: Any, arch: str, lines: bool = False) -> Iterator[Configuration]:
     """Yield every configuration that leaves no wave without a step."""
     for waves in WAVES:
         for columns in COLUMNS:
-            for rows in ROWS:
+            for rows in ROWS if lines and has_lines(cell.k, arch) else TILE_ROWS:
                 if waves <= k_steps(cell.k) and fits(waves, columns):
                     yield {"rows": rows, "waves": waves, "columns": columns}
 
 
-def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+def _default(problem: Any, arch: str, cu_count: int, lines: bool = False) -> Iterator[Timed]:
     slots, n, k = problem.key[:3]
-    yield 1.0, default_choice(slots, problem.experts, n, k, cu_count).configuration  # a rank, no time
+    chosen = default_choice(slots, problem.experts, n, k, cu_count, lines and has_lines(k, arch))
+    yield 1.0, chosen.configuration  # a rank, no time
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
@@ -155,13 +170,21 @@ def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     return None if taken else f"at most {MOST_WAVES} waves, columns / {TILE} times waves"
 
 
-WAVE_SPLIT = Kernel(
+WITHOUT_LINES = Kernel(
     KERNEL,
     archs=("gfx950", "gfx942"),
-    parameters=MappingProxyType({"rows": ROWS, "waves": WAVES, "columns": COLUMNS}),
+    parameters=MappingProxyType({"rows": TILE_ROWS, "waves": WAVES, "columns": COLUMNS}),
     launch=mxfp8_grouped_split_out,
     candidates=_candidates,
     pipeline=lambda given, cell, arch: Pipeline(STEPS_AHEAD[given["rows"]] * STEP_BYTES),
     refusal=_refusal,
     default=_default,
+)
+"""What the kernels for other weights have."""
+
+WAVE_SPLIT = replace(
+    WITHOUT_LINES,
+    parameters=MappingProxyType({"rows": ROWS, "waves": WAVES, "columns": COLUMNS}),
+    candidates=partial(_candidates, lines=True),
+    default=partial(_default, lines=True),
 )
