@@ -6,7 +6,8 @@ have slots, ``fullest`` the most slots on one, ``weight_loads`` weight bytes loa
 
 On an NVIDIA GPU the floor is that of a kernel which only reads as many bytes, measured in the same run, and the peers
 are torch's grouped product of bf16 and a loop of products over the experts, whose activations are gathered beforehand,
-and a Triton kernel over the sorted slots, of bf16 and of fp8 with a scale a tensor, in each configuration.
+Humming's of the same weights where it is installed, and a Triton kernel over the sorted slots, of bf16 and of fp8 with a
+scale a tensor, in each configuration.
 ``gate up`` is the product with SwiGLU and MX quantisation, ``programmatic`` inside
 :func:`hipforge.programmatic_launch`.
 """
@@ -19,7 +20,7 @@ from typing import Any
 import click
 import torch
 from bench_mxfp8_gemm import measured_floor, programmatic
-from helpers import bench, errors, grouped_triton
+from helpers import bench, errors, grouped_triton, humming_moe
 
 import hipforge
 from hipforge import devices, shapes
@@ -87,6 +88,7 @@ def peers(cell: MoeCell, copies: Sequence[MoeOperands]) -> Iterator[tuple[str, A
         return out, orders[i]
 
     yield "loop of torch bf16", loop
+    yield from humming_moe.calls(a, copies, cell.m, cell.a_div)
     yield from grouped_triton.calls(a, weights, copies, cell.m, cell.a_div)
 
 

@@ -160,7 +160,7 @@ def test_the_products_of_an_nvidia_gpu_and_their_peers_compute_the_same(name: st
     for call, error in found.items():  # torch has no MXFP4: its operands are not quantised
         assert error < (0.2 if call == "torch bf16" else 3e-3), call
     every = make(cell, True).calls.keys() - problem.calls.keys()
-    kernels = {"mxfp4 x4": {"mxfp4_row_stream"}, "mxfp4 x16": {"mxfp4_row_stream", "mxfp4_code_stream"}}
+    kernels = dict.fromkeys(("mxfp4 x4", "mxfp4 x16"), {"mxfp4_row_stream", "mxfp4_code_stream"})
     assert {call.partition("(")[0] for call in every} == kernels.get(name, {"skinny_row_stream"})
 
 

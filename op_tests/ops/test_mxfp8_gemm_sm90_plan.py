@@ -24,7 +24,6 @@ from hipforge.ops.core.row_stream import LONG_RUN_BYTES, SHARED_BYTES, TILES, bl
 from hipforge.ops.fp8_skinny_gemm.kernels.row_stream import ROW_STREAM as SKINNY
 from hipforge.ops.mxfp4_gemm.family import FAMILY as FAMILY4
 from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, code_stream
-from hipforge.ops.mxfp4_gemm.kernels.row_stream import PLANS as PLANS4
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
@@ -97,18 +96,19 @@ def hopper(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("m", [1, 16, 17, 300])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_mxfp4_weights_stream_past_both_kinds_of_activations(m: int, invariant: bool, hopper: None) -> None:
-    n, k = 4096, 4096  # by default 8 rows have passes of two tiles, 16 of four
-    fixed = {MXFP4.name: PLANS4.best(16, n, k, UNITS), CODE_STREAM.name: code_stream.best(16, n, k, UNITS)}
-    # Few rows of W for each multiprocessor are not worth making more than 8 rows of X float16.
+    n, k = 4096, 4096
+    # Few rows of W for each multiprocessor are not worth making more than 8 rows of bfloat16 float16.
     of_bf16 = MXFP4 if m > 8 and not invariant else CODE_STREAM
     w = torch.zeros(n, k // 2, dtype=torch.uint8), torch.zeros(n, k // 32, dtype=torch.uint8)
-    for kernel, x in ((MXFP4, (torch.zeros(m, k // 2, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8))),
-                      (of_bf16, (torch.zeros(m, k, dtype=torch.bfloat16), None))):  # fmt: skip
+    for bits, kernel, x in (
+        (4, CODE_STREAM, (torch.zeros(m, k // 2, dtype=torch.uint8), torch.zeros(m, k // 32, dtype=torch.uint8))),
+        (16, of_bf16, (torch.zeros(m, k, dtype=torch.bfloat16), None)),
+    ):
         with hipforge.batch_invariant() if invariant else contextlib.nullcontext():
             found = hipforge.explain(hipforge.mxfp4_gemm, *x, *w)
         assert found.kernel == kernel.name and kernel.needs(found.configuration, (m, n, k), HOPPER) is None
         if invariant:
-            assert {**found.configuration, "rows": 16} == fixed[kernel.name]
+            assert {**found.configuration, "rows": 16} == code_stream.best(16, n, k, UNITS, bits)
         left = hipforge.explain(hipforge.mxfp4_linear, *x, *w, shuffled=True)
         assert left.path == "torch" and "shuffled weights are for gfx950" in left.refused["kernel"]
 

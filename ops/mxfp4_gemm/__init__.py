@@ -13,9 +13,10 @@ gfx950 has two kernels. ``mxfp4_gemm`` splits K over the waves of a work-group, 
 ``mxfp4_gemm_tiles`` multiplies tiles that pass through LDS, for any M and for tensors of any size. The tuned row of a
 shape names one of them; without a row a rough model of both times decides. A third, ``mxfp4_made``, quantises its X in
 the launch, for :func:`hipforge.ops.fused_linear.quantize_mxfp4_linear`. On sm_90 ``mxfp4_row_stream`` reads plain
-weights once for each 16 rows of X, which is meant for few rows. Where X is bfloat16 ``mxfp4_code_stream`` is faster
-unless a multiprocessor has few rows of W: it makes both operands float16, X times a power of two for each row, which
-keeps values down to 2^-21 of the row's first eight, and multiples of 2^-28 of them below.
+weights once for each 16 rows of X, which is meant for few rows. ``mxfp4_code_stream`` makes both operands float16, X
+times a power of two for each row. It is faster, unless X is bfloat16 and a multiprocessor has few rows of W. MXFP4
+activations stay exact; bfloat16 ones keep values down to 2^-21 of the row's first eight, and multiples of 2^-28 of them
+below.
 """
 
 from __future__ import annotations

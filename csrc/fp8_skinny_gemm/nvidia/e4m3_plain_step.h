@@ -21,13 +21,14 @@ class E4m3PlainStep {
 
   static __device__ __forceinline__ int chunk_at(int row, int chunk) { return row_stream::chunk_at(row, chunk); }
 
-  /// `factor` is the scale.
-  static __device__ __forceinline__ Result result(const Problem& p, float sum, int, const Result& before) {
-    sum *= *static_cast<const float*>(p.factor);
+  __device__ __forceinline__ Result result(const Problem&, float sum, int, const Result& before) const {
+    sum *= scale_;
     return static_cast<Result>(ACCUMULATE ? static_cast<float>(before) + sum : sum);
   }
 
-  __device__ __forceinline__ E4m3PlainStep(const Problem& p, int lane) : k_(p.k), lane_of_w_(lane / 4, lane % 4) {
+  /// `factor` is the scale, which is asked for before W has come.
+  __device__ __forceinline__ E4m3PlainStep(const Problem& p, int lane)
+      : k_(p.k), scale_(__ldg(static_cast<const float*>(p.factor))), lane_of_w_(lane / 4, lane % 4) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) x_[h] = p.x + size_t(min(lane / 4 + 8 * h, p.m - 1)) * p.x_pitch + 8 * (lane % 4);
   }
@@ -83,6 +84,7 @@ class E4m3PlainStep {
   const uint8_t* x_[kHalves];
   uint2 next_[kHalves][4];
   int k_;
+  float scale_;
   LaneOfW lane_of_w_;
 };
 

@@ -1,4 +1,4 @@
-// Y[M, N] = X[M, K] W[N, K]^T for few rows of X on sm_90, W in MXFP4, X in bf16: W is streamed once.
+// Y[M, N] = X[M, K] W[N, K]^T for few rows of X on sm_90, W in MXFP4, X in bf16 or MXFP4: W is streamed once.
 //
 //            K, in steps of 128: 64 bytes of each row            A block, or a cluster of blocks that split K between them, has
 //          0     1     2     3     4     5    ...                consecutive rows of W, as many as the others (+- 1), and visits
@@ -13,9 +13,13 @@
 // moved to where an f16 has its sign and the end of its exponent, which is the value less 2^14, e2m1's subnormal included (11
 // instructions for 8 codes); a product by 2^(scale - 113) makes it exact, scale included, for scales of 105 to 128 (2^-22 to 2).
 // Where another one is among a block's rows of W, each block of 32 k is summed alone and scaled in float32.
-// X is made f16 once, in shared memory, times a power of two for each row, taken from the row's first 8 values: the largest becomes 16
-// to 32. Values of X down to 2^-21 of those 8 stay exact; smaller ones are rounded to multiples of 2^-28 of them. Where a row's f16
-// overflow, its power is taken from its largest value instead. All powers depend on a row alone.
+// X is made f16 once, in shared memory, times a power of two for each row.
+// bf16: the power is of the row's first 8 values, whose largest becomes 16 to 32. Values down to 2^-21 of those 8 stay exact; smaller
+// ones are rounded to multiples of 2^-28 of them. Where a row's f16 overflow, its power is taken from its largest value instead.
+// MXFP4: all values are exact. The power is of the row's first scale, which fits where scales of blocks that are not all zeros are 2^-14
+// to 2^10 of that one; else it is of the largest of them, which fits where the least is at least 2^-35 of it; a row that neither fits is
+// zeros in shared memory, and in each step its blocks are summed alone, and scaled in float32 by both scales. A block whose scale is
+// NaN is NaNs. All of that depends on a row alone.
 //
 // A step of a warp with 2 and 4 tiles takes 25 and 23 instructions for each 8 codes of a lane, 15 of them the conversion.
 // Bytes moved: N K (1/2 + 1/32) for each ROWS rows of X; X per block from L2; 2 M N written. Bound: W over the memory's bandwidth.
@@ -38,7 +42,7 @@ constexpr uint32_t kPower14 = 0x74007400;  // 2^14 twice in f16
 
 struct Problem {
   void* out;
-  const uint8_t *x, *w, *ws;
+  const uint8_t *x, *xs, *w, *ws;
   int m, n, k;
   int x_pitch, w_pitch;  // bytes from row to row
   int part_shift;        // log2 of the warps that share the steps of K
@@ -139,11 +143,12 @@ __device__ __forceinline__ float load_from(const float* mine, int rank) {
 
 /// Activations in bf16: how a lane reads 32 k of a row, and makes them f16.
 struct Bf16Rows {
-  static constexpr int kBytes = 64;
+  static constexpr int kBytes = 64, kAtOnce = 2;
+  static constexpr bool kScaled = false;
   struct Part {
     uint4 chunks[4];
   };
-  static __device__ __forceinline__ Part load(const uint8_t* from) {
+  static __device__ __forceinline__ Part load(const uint8_t* from, const uint8_t*) {
     Part part;
 #pragma unroll
     for (int q = 0; q < 4; ++q) part.chunks[q] = __ldg(reinterpret_cast<const uint4*>(from) + q);
@@ -159,7 +164,7 @@ struct Bf16Rows {
     return max(max(most_of(part.chunks[0]), most_of(part.chunks[1])), max(most_of(part.chunks[2]), most_of(part.chunks[3])));
   }
   /// The power of a row by its first values, and by its largest exponent: then the largest is 2^14 to 2^15.
-  static __device__ __forceinline__ int first_power(const uint8_t* row) {
+  static __device__ __forceinline__ int first_power(const uint8_t* row, const uint8_t*) {
     return min(131 - most_of(__ldg(reinterpret_cast<const uint4*>(row))), 126);
   }
   static __device__ __forceinline__ int power(int most) { return min(141 - most, 126); }
@@ -181,21 +186,75 @@ struct Bf16Rows {
   }
 };
 
+/// Activations in e2m1 with scales.
+struct E2m1Rows {
+  static constexpr int kBytes = 16, kAtOnce = 4;
+  static constexpr bool kScaled = true;
+  static constexpr int kLeast = -23, kMost = 1, kMostTwice = 12;  // exponents of a block's f16 by one product, and by two
+  struct Part {
+    uint4 codes;
+    int scale;
+    __device__ __forceinline__ bool counts() const {
+      return scale != 255 && ((codes.x | codes.y | codes.z | codes.w) & 0x77777777u) != 0;
+    }
+  };
+  static __device__ __forceinline__ Part load(const uint8_t* from, const uint8_t* scale) {
+    return {__ldg(reinterpret_cast<const uint4*>(from)), __ldg(scale)};
+  }
+  static __device__ __forceinline__ int first_power(const uint8_t*, const uint8_t* scales) {
+    return min(max(118 - __ldg(scales), -120), 126);
+  }
+  static __device__ __forceinline__ bool fits(int scale, int power) {
+    return static_cast<unsigned>(scale - 127 + power - kLeast) <= kMost - kLeast;
+  }
+  /// The power of a row by its largest scale.
+  static __device__ __forceinline__ int power(int most) { return min(127 + kMostTwice - most, 126); }
+  static __device__ __forceinline__ bool fits_twice(int most, int least) { return most - least <= kMostTwice - kLeast; }
+
+  static __device__ __forceinline__ uint4 times(uint32_t codes, uint32_t by) {
+    uint32_t f[4];
+    pairs_of(codes, f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f[i] = product(f[i], by);
+    return make_uint4(f[0], f[1], f[2], f[3]);
+  }
+  /// Puts a part times 2^power by one product; false where that is not exact.
+  static __device__ __forceinline__ bool put(const Part& part, int power, uint4* to) {
+    const int e = min(max(part.scale - 127 + power, kLeast), kMost);
+    const uint32_t by = part.scale == 255 ? 0x7fff7fff : (e + 14 + 15) * 0x04000400u;
+    to[0] = times(part.codes.x, by), to[32] = times(part.codes.y, by);
+    to[64] = times(part.codes.z, by), to[96] = times(part.codes.w, by);
+    return fits(part.scale, power) || !part.counts();
+  }
+  /// The same by two; zeros of a row that is summed `alone`.
+  static __device__ __forceinline__ void put_twice(const Part& part, int power, bool alone, uint4* to) {
+    const int e = min(max(part.scale - 127 + power, kLeast), kMostTwice);
+    const uint32_t one = part.scale == 255 ? 0x7fff : alone ? 0 : e >= -14 ? (e + 15) << 10 : 1 << (e + 24);
+    const uint32_t words[4] = {part.codes.x, part.codes.y, part.codes.z, part.codes.w}, by = one * 0x10001u;
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const uint4 f = times(words[q], kPower14);
+      to[q * 32] = make_uint4(product(f.x, by), product(f.y, by), product(f.z, by), product(f.w, by));
+    }
+  }
+};
+
 /// The products of a step.
 template <int ROWS, int TILES>
 struct Step {
   static constexpr int kHalves = ROWS / 8, kPairs = (TILES + 1) / 2;
   using Sums = float[kPairs][kHalves][4];  // lane 4 g + t: rows 16 i + g + 8 (c / 2) of W by rows 8 h + 2 t + c % 2 of X
 
-  /// Adds a step's products: lane 4 g + t has block t of row g of each tile, times `power`; X's are at `x`. Pairs of tiles from
-  /// row `here` of the pass on are left out.
-  static __device__ __forceinline__ void multiply(const uint4 (&codes)[TILES], const uint32_t (&power)[TILES], uint32_t x, int here,
+  /// Adds a step's products: lane 4 g + t has block t of row g of each tile, times `power`; X's chunks q are x_of(h, q). Pairs of
+  /// tiles from row `here` of the pass on are left out. AT_ONCE: how many chunks are unrolled.
+  template <int AT_ONCE = 4, class XOf>
+  static __device__ __forceinline__ void multiply(const uint4 (&codes)[TILES], const uint32_t (&power)[TILES], XOf x_of, int here,
                                                   Sums& sums) {
-#pragma unroll
+#pragma unroll AT_ONCE
     for (int q = 0; q < 4; ++q) {
       uint4 f[kHalves];
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) f[h] = load_chunk(x + h * kFragment + q * 512);
+      for (int h = 0; h < kHalves; ++h) f[h] = x_of(h, q);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         if (i > 0 && 2 * i * kTileRows >= here) break;
@@ -218,37 +277,39 @@ struct Step {
     }
   }
 
-  /// The same for any scales: each of the step's `blocks` blocks is summed alone, and scaled by 2^down as well.
-  static __device__ __forceinline__ void multiply_with_care(const uint4 (&codes)[TILES], const uint32_t (&scale_at)[TILES],
-                                                            int blocks, int t, uint32_t x, const int (&down)[kHalves][2],
-                                                            Sums& sums) {
+  /// The same for any scales: each of the step's `blocks` blocks is summed alone, and scaled by 2^down_of(b, h, j) as well.
+  template <class CodesOf, class XOf, class DownOf>
+  static __device__ __forceinline__ void multiply_with_care(CodesOf codes_of, const uint32_t (&scale_at)[TILES], int blocks, int t,
+                                                            XOf x_of, DownOf down_of, Sums& sums) {
 #pragma unroll 1
     for (int b = 0; b < min(blocks, 4); ++b) {
       Sums d = {};
       uint4 mine[TILES];
       uint32_t ones[TILES];
 #pragma unroll
-      for (int i = 0; i < TILES; ++i) mine[i] = t == b ? codes[i] : make_uint4(0, 0, 0, 0), ones[i] = kPower14;
-      multiply(mine, ones, x, TILES * kTileRows, d);
+      for (int i = 0; i < TILES; ++i) mine[i] = t == b ? codes_of(i) : make_uint4(0, 0, 0, 0), ones[i] = kPower14;
+      multiply<1>(mine, ones, x_of, TILES * kTileRows, d);
 #pragma unroll
-      for (int i = 0; i < TILES; ++i) {
-        const int scale = load_byte(scale_at[i] + b - t);
+      for (int h = 0; h < kHalves; ++h)
 #pragma unroll
-        for (int h = 0; h < kHalves; ++h)
+        for (int j = 0; j < 2; ++j) {
+          const int down = down_of(b, h, j);
 #pragma unroll
-          for (int j = 0; j < 2; ++j)
-            sums[i / 2][h][i % 2 * 2 + j] += scale == 255 ? __int_as_float(0x7fc00000)
-                                                          : scaled_by(d[i / 2][h][i % 2 * 2 + j], scale - 127 + down[h][j]);
-      }
+          for (int i = 0; i < TILES; ++i) {
+            const int scale = load_byte(scale_at[i] + b - t);
+            sums[i / 2][h][i % 2 * 2 + j] +=
+                scale == 255 ? __int_as_float(0x7fc00000) : scaled_by(d[i / 2][h][i % 2 * 2 + j], scale - 127 + down);
+          }
+        }
     }
   }
 };
 
-template <int ROWS, int TILES>
+template <int BITS, int ROWS, int TILES>
 __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant__ Problem p) {
   using L = Layout<ROWS, TILES>;
   using S = Step<ROWS, TILES>;
-  using X = Bf16Rows;
+  using X = std::conditional_t<BITS == 4, E2m1Rows, Bf16Rows>;
   constexpr int kHalves = S::kHalves, kSlots = L::kSlots;
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -306,40 +367,48 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
   let_next_start();
   wait_for_predecessor();  // from here on, X may be read and the output written
 
-  // X: a lane makes 32 k of a row at a time.
-  const int x_parts = m * blocks;
+  // X: a lane makes 32 k of a row at a time, a warp 4 blocks of 8 rows, whose stores meet no bank twice, or more blocks of fewer rows.
+  const int rows_shift = m > 4 ? 3 : m > 2 ? 2 : m - 1, halves_shift = m > 8, x_row = lane >> 2 & ((1 << rows_shift) - 1);
+  const int units = (own + (7 >> rows_shift)) >> (3 - rows_shift) << halves_shift;
   const auto row_of = [&](int row) { return p.x + size_t(m0 + row) * p.x_pitch; };
+  const auto scales_of = [&](int row) { return X::kScaled ? p.xs + size_t(m0 + row) * row_blocks : nullptr; };
   const auto load = [&](int row, int block) {
-    return X::load(row_of(row) + (4 * begin + block) * X::kBytes);
+    return X::load(row_of(row) + (4 * begin + block) * X::kBytes, scales_of(row) + 4 * begin + block);
   };
   const auto place = [&](int row, int block) {
     return reinterpret_cast<uint4*>(shared + x_at + block / 4 * L::kStepBytes + row / 8 * kFragment) + row % 8 * 4 + block % 4;
   };
-  const auto take_largest = [&](auto of_row) {
-    for (int i = threadIdx.x; i - lane < x_parts; i += kThreads) {
-      const int at = min(i, x_parts - 1), row = at / blocks;
-      int most = of_row(row) ? X::most(load(row, at - row * blocks)) : 0;
-      if (__all_sync(~0u, row == __shfl_sync(~0u, row, 0))) {
-        most = __reduce_max_sync(~0u, most);
-        if (lane == 0) atomicMax(powers + row, most);
-      } else {
-        atomicMax(powers + row, most);
-      }
-    }
+  struct At {
+    int row, block;
+    bool there;
+  };
+  const auto at_of = [&](int unit) {
+    const int row = (unit & halves_shift) * 8 + x_row;
+    const int block = ((unit >> halves_shift) << (3 - rows_shift)) * 4 + (lane >> (2 + rows_shift)) * 4 + t;
+    return At{row, block, unit < units && row < m && block < blocks};
+  };
+  const auto each_part = [&](auto given) {
+    for (int unit = warp; unit < units; unit += kWarps)
+      if (const At at = at_of(unit); at.there) given(at.row, at.block);
   };
   if (blocks < 4 * own && threadIdx.x < 8 * 4 * kHalves && blocks % 4 <= t)  // blocks past K are 0
 #pragma unroll
     for (int q = 0; q < 4; ++q) place(threadIdx.x / 4, 4 * own - 4 + t)[q * 32] = make_uint4(0, 0, 0, 0);
   bool fits = true;
-  for (int i = threadIdx.x; i < x_parts; i += 2 * kThreads) {  // two at a time, to wait once
-    const int other = min(i + kThreads, x_parts - 1), row[2] = {i / blocks, other / blocks};
-    const int block[2] = {i - row[0] * blocks, other - row[1] * blocks};
-    const typename X::Part some[2] = {load(row[0], block[0]), load(row[1], block[1])};
-    const int power[2] = {X::first_power(row_of(row[0])), X::first_power(row_of(row[1]))};
-    fits &= X::put(some[0], power[0], place(row[0], block[0]));
-    if (i + kThreads < x_parts) fits &= X::put(some[1], power[1], place(row[1], block[1]));
+  for (int unit = warp; unit < units; unit += X::kAtOnce * kWarps) {  // several at a time, to wait once
+    typename X::Part some[X::kAtOnce];
+    int power[X::kAtOnce];
+#pragma unroll
+    for (int j = 0; j < X::kAtOnce; ++j)
+      if (const At at = at_of(unit + j * kWarps); at.there)
+        some[j] = load(at.row, at.block), power[j] = X::first_power(row_of(at.row), scales_of(at.row));
+#pragma unroll
+    for (int j = 0; j < X::kAtOnce; ++j)
+      if (const At at = at_of(unit + j * kWarps); at.there) {
+        fits &= X::put(some[j], power[j], place(at.row, at.block));
+        if (at.block == 0) powers[at.row] = power[j];
+      }
   }
-  if (threadIdx.x < m) powers[threadIdx.x] = X::first_power(row_of(threadIdx.x));
 
   // Whether all scales of W are usual; those of blocks past K, which have no products, are made so.
   wait_copies<kSlots - 2>();
@@ -359,29 +428,51 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
       }
     }
   static_assert(kLeastScale == 104 + 1 && kMostScale == 127 + 1);
-  const bool usual = __syncthreads_and((other & 0xe0e0e0e0u) == 0 && (none & 0x10101010u) == 0x10101010u);
-
-  if (__syncthreads_or(!fits)) {
-    // A row that is too large in f16 is one with a value of 2^16: find those, then their powers.
-    bool* const large = reinterpret_cast<bool*>(powers + ROWS);
-    if (threadIdx.x < ROWS) large[threadIdx.x] = false;
-    __syncthreads();
-    for (int i = threadIdx.x; i < x_parts; i += kThreads) {
-      const int row = i / blocks;
-      if (X::most(load(row, i - row * blocks)) + powers[row] > 127 + 15) large[row] = true;
+  const bool mine_usual = (other & 0xe0e0e0e0u) == 0 && (none & 0x10101010u) == 0x10101010u;
+  const bool fast = __syncthreads_and(mine_usual && fits), usual = fast || __syncthreads_and(mine_usual);
+  uint32_t alone = 0;  // the rows of X that are summed alone, a bit each
+  if (!fast && __syncthreads_or(!fits)) {
+    int* const most = reinterpret_cast<int*>(parts);  // of the rows: until there are sums
+    if constexpr (X::kScaled) {
+      int* const depth = most + ROWS;  // 255 less the least scale
+      uint32_t* const rows_alone = reinterpret_cast<uint32_t*>(powers + ROWS);
+      if (threadIdx.x < 2 * ROWS) most[threadIdx.x] = -1;
+      if (threadIdx.x == 0) *rows_alone = 0;
+      __syncthreads();
+      each_part([&](int row, int block) {
+        if (const typename X::Part part = load(row, block); part.counts())
+          atomicMax(most + row, part.scale), atomicMax(depth + row, 255 - part.scale);
+      });
+      __syncthreads();
+      const auto fits_first = [&](int row) {
+        const int first = X::first_power(row_of(row), scales_of(row));
+        return most[row] < 0 || (X::fits(most[row], first) && X::fits(255 - depth[row], first));
+      };
+      each_part([&](int row, int block) {
+        if (fits_first(row)) return;
+        const bool zeros = !X::fits_twice(most[row], 255 - depth[row]);
+        X::put_twice(load(row, block), X::power(most[row]), zeros, place(row, block));
+        if (block == 0) {
+          powers[row] = zeros ? 0 : X::power(most[row]);
+          if (zeros) atomicOr(rows_alone, 1u << row);
+        }
+      });
+      __syncthreads();
+      alone = *rows_alone;
+    } else {
+      // A row that is too large in f16 is one with a value of 2^16: its power is of its largest value.
+      if (threadIdx.x < ROWS) most[threadIdx.x] = 0;
+      __syncthreads();
+      each_part([&](int row, int block) { atomicMax(most + row, X::most(load(row, block))); });
+      __syncthreads();
+      each_part([&](int row, int block) {
+        if (most[row] + X::first_power(row_of(row), nullptr) <= 127 + 15) return;
+        const int power = X::power(most[row]);
+        X::put(load(row, block), power, place(row, block));
+        if (block == 0) powers[row] = power;
+      });
+      __syncthreads();
     }
-    __syncthreads();
-    if (threadIdx.x < m && large[threadIdx.x]) powers[threadIdx.x] = 0;
-    __syncthreads();
-    take_largest([&](int row) { return large[row]; });
-    __syncthreads();
-    if (threadIdx.x < m && large[threadIdx.x]) powers[threadIdx.x] = X::power(powers[threadIdx.x]);
-    __syncthreads();
-    for (int i = threadIdx.x; i < x_parts; i += kThreads) {
-      const int row = i / blocks, block = i - row * blocks;
-      if (large[row]) X::put(load(row, block), powers[row], place(row, block));
-    }
-    __syncthreads();
   }
 
   int down[kHalves][2];
@@ -389,6 +480,16 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
   for (int h = 0; h < kHalves; ++h)
 #pragma unroll
     for (int j = 0; j < 2; ++j) down[h][j] = -powers[min(8 * h + 2 * t + j, m - 1)];
+
+  // The warps of a team meet, also without a pass in the last round (racecheck wants as many meetings of each); where a cluster
+  // shares K, those of all teams.
+  const bool whole = splits > 1;
+  const auto meet = [&] {
+    if (whole) __syncthreads();
+    else if (sharers == 1) __syncwarp();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(32 * sharers) : "memory");
+  };
+  constexpr int kPassSums = L::kPassRows * ROWS;
 
   uint32_t slot = ring, free_slot = ring + (kSlots - 1) * L::kSlotBytes;
   for (int round = 0; round < rounds; ++round) {
@@ -409,14 +510,29 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
       for (int i = 0; i < TILES; ++i) codes[i] = load_chunk(slot + i * kTileBytes);
       free_slot = slot;
       slot = slot + L::kSlotBytes == ring + kSlots * L::kSlotBytes ? ring : slot + L::kSlotBytes;
+      const auto x_of = [&](int h, int q) { return load_chunk(x + h * kFragment + q * 512); };
+      const int step_block = 4 * (begin + step);
       if (usual) {
         uint32_t power[TILES];
 #pragma unroll
         for (int i = 0; i < TILES; ++i) power[i] = load_byte(scale[i]) * 0x04000400u - 98u * 0x04000400u;
-        S::multiply(codes, power, x, pass_rows, sums);
+        S::multiply(codes, power, x_of, pass_rows, sums);
       } else {
-        S::multiply_with_care(codes, scale, row_blocks - 4 * (begin + step), t, x, down, sums);
+        S::multiply_with_care([&](int i) { return codes[i]; }, scale, row_blocks - step_block, t, x_of, [&](int, int h, int j) { return down[h][j]; }, sums);
       }
+      if constexpr (X::kScaled)
+        if (alone != 0) {
+          const auto codes_of = [&](int h, int q) {  // word q of block t of row g + 8 h
+            if ((alone >> (g + 8 * h) & 1) == 0 || step_block + t >= row_blocks) return make_uint4(0, 0, 0, 0);
+            const uint8_t* const at = row_of(g + 8 * h) + (step_block + t) * X::kBytes + 4 * q;
+            return X::times(__ldg(reinterpret_cast<const uint32_t*>(at)), kPower14);
+          };
+          const auto scale_of = [&](int b, int h, int j) {
+            return __ldg(scales_of(min(8 * h + 2 * t + j, m - 1)) + step_block + b) - 127;
+          };
+          const auto again = [&](int i) { return load_chunk(free_slot + i * kTileBytes); };  // no registers keep W's codes
+          S::multiply_with_care(again, scale, row_blocks - step_block, t, codes_of, scale_of, sums);
+        }
 #pragma unroll
       for (int i = 0; i < TILES; ++i) scale[i] += scale_stride;
       x += x_stride;
@@ -432,25 +548,27 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
           const float sum = sums[i / 2][h][i % 2 * 2 + j];
           mine[(8 * h + 2 * t + j) * L::kPitch + i * kTileRows + g] = usual ? sum * power_of(down[h][j]) : sum;
         }
-    __syncthreads();
+    meet();
     // Two buffers in turn: a block may be ahead of those that read its sums.
     float* const sums_here = reinterpret_cast<float*>(shared + L::kSharedSumsAt) + (round & 1) * shared_sums;
     const auto give = [&](int e, float sum) {
-      const int at = e % (L::kPassRows * ROWS), column = at / L::kPassRows;
-      const int row = (round * teams + e / (L::kPassRows * ROWS)) * L::kPassRows + at % L::kPassRows;
+      const int at = e % kPassSums, column = at / L::kPassRows;
+      const int row = (round * teams + e / kPassSums) * L::kPassRows + at % L::kPassRows;
       if (column < m && row < rows) static_cast<dev::bf16*>(p.out)[size_t(m0 + column) * p.n + first + row] = dev::bf16(sum);
     };
 #pragma unroll 1
-    for (int e = threadIdx.x; e < shared_sums; e += kThreads) {
-      const int at = e % (L::kPassRows * ROWS), column = at / L::kPassRows;
+    for (int i = whole ? threadIdx.x : threadIdx.x & (32 * sharers - 1); i < (whole ? shared_sums : kPassSums);
+         i += whole ? kThreads : 32 * sharers) {
+      const int e = whole ? i : team * kPassSums + i;
+      const int at = e % kPassSums, column = at / L::kPassRows;
       if (column >= m) continue;
-      const float* const from = parts + (e / (L::kPassRows * ROWS) << p.part_shift) * L::kPart;
+      const float* const from = parts + (e / kPassSums << p.part_shift) * L::kPart;
       const float sum = added<L::kPart>(from + column * L::kPitch + at % L::kPassRows, p.part_shift);
-      if (splits == 1) give(e, sum);
-      else sums_here[e] = sum;
+      if (whole) sums_here[e] = sum;
+      else give(e, sum);
     }
-    if (splits == 1) {
-      __syncthreads();  // the warps' sums have been read
+    if (!whole) {
+      meet();  // the warps' sums have been read
     } else {
       meet_cluster();
 #pragma unroll 1
@@ -462,7 +580,7 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
       }
     }
   }
-  if (splits > 1) meet_cluster();  // nobody reads from a block that has ended
+  if (whole) meet_cluster();  // nobody reads from a block that has ended
 }
 
 }  // namespace hf::code_stream

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(LayoutOf<Step>::kThreads, 1) row_stream(const 
       const float* const from = all + (e / L::kPart << p.k_shift) * L::kPart + at;
       const float sum = added<L::kPart>(from, p.k_shift);
       auto* const to = static_cast<typename Step::Result*>(p.out) + size_t(m) * p.n + first + row;
-      *to = Step::result(p, sum, first + row, *to);
+      *to = step_of.result(p, sum, first + row, *to);
     }
   }
 }

@@ -1,8 +1,8 @@
 """MXFP4 weights times few rows of X on sm_90, W streamed once: the kernel's stub, its plans, its raw op and its value.
 
-Activations are bfloat16. Both operands become float16 in the kernel: W exactly, with its scale, X times a power of two
-for each row (csrc/mxfp4_gemm/nvidia/code_stream_kernel.h says how exactly). MXFP4 activations would lose bits so, where
-blocks of a row have scales further than 2^35 apart.
+Activations are bfloat16 or MXFP4. Both operands become float16 in the kernel: W exactly, with its scale, X times a
+power of two for each row, MXFP4 ones exactly too: where that cannot be, because scales of a row are further than 2^35
+apart, its blocks are summed alone (csrc/mxfp4_gemm/nvidia/code_stream_kernel.h).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.errors import GuardError
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.kernel import Configuration, Kernel, Timed
 from hipforge.ops.core.row_stream import MOST_BLOCKS, SHARED_BYTES, SHARERS
@@ -27,13 +26,15 @@ ROWS = (8, 16)  # of X that a block multiplies at once
 TILES = (2, 3, 4)  # of 8 rows of W, in a pass
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster, which share K
 WARPS, STEP_K, TILE_ROWS = 16, 128, 8
+# What it takes to make 8 rows and 128 k of X float16, by the bits of its elements, in what `busy` counts in.
+MADE = MappingProxyType({4: 0.02, 16: 0.07})
 
 mxfp4_code_stream_out = stub(
     "mxfp4_code_stream_out",
     "module_mxfp4_gemm_code_stream",
-    "out, x, Wq, Ws: Tensor; rows, tiles, sharers, splits, blocks: int; programmatic: bool",
-    "Write X @ Wq^T into ``out`` [M, N] bf16; X is bf16.",
-    variant={"HF_ROWS": "rows", "HF_TILES": "tiles"},
+    "out, x: Tensor; Xs: Tensor?; Wq, Ws: Tensor; bits, rows, tiles, sharers, splits, blocks: int; programmatic: bool",
+    "Write X @ Wq^T into ``out`` [M, N] bf16; ``bits`` of X's elements are 4, with ``Xs``, or 16.",
+    variant={"HF_BITS": "bits", "HF_ROWS": "rows", "HF_TILES": "tiles"},
 )
 
 
@@ -75,20 +76,24 @@ def configurations(m: int, n: int, k: int, units: int) -> list[Configuration]:
     return []
 
 
-def busy(m: int, n: int, k: int, units: int, given: Configuration) -> float:
+def busy(m: int, n: int, k: int, units: int, given: Configuration, bits: int) -> float:
     """Return how long a block is busy, in pairs of tiles of steps: fitted to an H100's times (docs/measured.md)."""
     rows, tiles, sharers, splits, blocks = (given[name] for name in ("rows", "tiles", "sharers", "splits", "blocks"))
     own, pairs = _ceil(_ceil(k, STEP_K), splits), _ceil(tiles, 2)
     rounds = _ceil(_ceil(_ceil(n, blocks), tiles * TILE_ROWS), WARPS // sharers)
     stream = rounds * (_ceil(own, sharers) * (pairs + 0.3) + 2) + 2 * pairs
     stream *= (1 + 0.06 * math.log2(WARPS // sharers)) * (1.1 if splits > 1 else 1) * _ceil(blocks * splits, units)
-    return stream + (0, 2, 2, 10)[SPLITS.index(splits)] + 0.07 * own * min(m, rows) / 8
+    return stream + (0, 2, 2, 10)[SPLITS.index(splits)] + MADE[bits] * own * min(m, rows) / 8
 
 
-def best(m: int, n: int, k: int, units: int) -> Configuration | None:
+def best(m: int, n: int, k: int, units: int, bits: int) -> Configuration | None:
     """Return the configuration that is done first, the simplest of equals; None where there is none."""
     tried = configurations(m, n, k, units)
-    return min(tried, key=lambda given: busy(m, n, k, units, given)) if tried else None
+    return min(tried, key=lambda given: busy(m, n, k, units, given, bits)) if tried else None
+
+
+def _bits(problem: Any) -> int:
+    return 16 if getattr(problem, "bf16", False) else 4  # a tuner's cells have MXFP4 activations
 
 
 def _launch(
@@ -100,10 +105,7 @@ def _launch(
     shuffled: bool,
     *given: int,
 ) -> None:
-    if xs is not None:
-        given_x = f"{x.dtype} with scales"
-        raise GuardError(f"mxfp4_code_stream takes bfloat16 activations; got {given_x}: mxfp4_row_stream takes them")
-    mxfp4_code_stream_out(out, x, wq, ws, *given, programmatic.active())
+    mxfp4_code_stream_out(out, x, xs, wq, ws, 16 if xs is None else 4, *given, programmatic.active())
 
 
 def run_mxfp4_code_stream(
@@ -121,8 +123,8 @@ def run_mxfp4_code_stream(
     """Run the kernel of sm_90 that makes X float16, as configured; operands as in :mod:`hipforge.ops.mxfp4_gemm`.
 
     Args:
-        x: bfloat16 [M, K].
-        x_scale: None.
+        x: activations [M, K/2] with ``x_scale``, or bfloat16 [M, K] without.
+        x_scale: e8m0 bytes [M, K/32], or None.
         wq: weights [N, K/2] in plain order.
         w_scale: e8m0 bytes [N, K/32].
         rows: rows of X that a block takes at once: 8 or 16. W is read once for each.
@@ -143,14 +145,12 @@ def run_mxfp4_code_stream(
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
-    if getattr(problem, "bf16", False) and (given := best(m, n, k, cu_count)) is not None:
+    if (given := best(m, n, k, cu_count, _bits(problem))) is not None:
         yield 1.0, given
 
 
 def invariant(problem: Any, cu_count: int) -> Configuration | None:
     """Return a configuration that shares K as few rows do, which alone decides the order of sums; None without one."""
-    if not problem.bf16:
-        return None
     m, n, k = problem.key
     fitting = [
         given
@@ -159,14 +159,13 @@ def invariant(problem: Any, cu_count: int) -> Configuration | None:
     ]
     if not fitting:
         return None
-    most = min(fitting, key=lambda given: busy(ROWS[-1], n, k, cu_count, given))
+    most = min(fitting, key=lambda given: busy(ROWS[-1], n, k, cu_count, given, _bits(problem)))
     return {**most, "rows": ROWS[m > ROWS[0]]}
 
 
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
-    """Return none for a tuner's cells, whose activations are MXFP4."""
     m, n, k = cell.key
-    return configurations(m, n, k, archs.get(arch).cu_count) if getattr(cell, "bf16", False) else []
+    return configurations(m, n, k, archs.get(arch).cu_count)
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
