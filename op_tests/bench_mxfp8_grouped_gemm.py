@@ -5,9 +5,9 @@ have slots, ``fullest`` the most slots on one, ``weight_loads`` weight bytes loa
 ``floor_us`` the time to move their bytes once at the MI355X's bandwidth.
 
 On an NVIDIA GPU the floor is that of a kernel which only reads as many bytes, measured in the same run, and the peers
-are torch's grouped product of bf16 and a loop of products over the experts, whose activations are gathered beforehand,
-Humming's of the same weights where it is installed, and a Triton kernel over the sorted slots, of bf16 and of fp8 with a
-scale a tensor, in each configuration.
+are torch's grouped product of bf16 and a loop of products over the experts, whose activations are gathered before it,
+Humming's of the same weights where it is installed, and a Triton kernel over the sorted slots, of bf16 and of fp8 with
+a scale a tensor, in each configuration.
 ``gate up`` is the product with SwiGLU and MX quantisation, ``programmatic`` inside
 :func:`hipforge.programmatic_launch`.
 """
