@@ -66,6 +66,7 @@ class RowStream:
         x_per_row: of a tile's time a row of X costs in each step, however many tiles share it.
         word_tiles: numbers of tiles that need a K of whole steps.
         scaled: W has a scale for each 32 k, which blocks keep in shared memory.
+        most_meetings: of up to 8 rows of X, so many meetings take time, which W hides of further ones; None: all do.
     """
 
     rows: tuple[int, ...]
@@ -73,6 +74,7 @@ class RowStream:
     x_per_row: float
     word_tiles: tuple[int, ...] = ()
     scaled: bool = True
+    most_meetings: int | None = None
 
     @property
     def parameters(self) -> Mapping[str, Sequence[int]]:
@@ -106,9 +108,9 @@ class RowStream:
         ]
 
     def best(self, m: int, n: int, k: int, units: int) -> Configuration:
-        """Return the configuration whose busiest warp is done first; of equals the wider pass: fewer meetings."""
+        """Return the configuration whose busiest warp is done first; of equals the wider pass, then fewer teams."""
         tried = self.configurations(m, n, k, units)
-        return min(tried, key=lambda given: (self.busy(n, k, **given), -given["tiles"]))
+        return min(tried, key=lambda given: (self.busy(n, k, **given), -given["tiles"], -given["sharers"]))
 
     def busy(self, n: int, k: int, *, rows: int, tiles: int, sharers: int, blocks: int) -> float:
         """Return how long a warp is busy, in tiles of steps: in each of its passes its steps and one meeting."""
@@ -116,7 +118,8 @@ class RowStream:
         passes = _ceil(_ceil(_ceil(n, blocks), 8 * tiles), count // sharers)
         step = tiles + self.x_per_row * rows
         share = count / 16 if count == 16 or rows == 32 else 0.55
-        return passes * (_ceil(self.steps(k), sharers) * step + tiles) * share
+        meetings = passes if self.most_meetings is None or rows > 8 else min(passes, self.most_meetings)
+        return (passes * _ceil(self.steps(k), sharers) * step + meetings * tiles) * share
 
     def refusal(self, given: Configuration, key: Sequence[int], arch: str) -> str | None:
         """Return what a kernel needs and does not get in a configuration, or None."""

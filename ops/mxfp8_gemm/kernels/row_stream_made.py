@@ -11,6 +11,7 @@ from hipforge.ops.mxfp8_gemm.raw import K_STEP, k_steps
 MODULE = "module_mxfp8_gemm_row_stream_made"
 ROWS, TILES = 8, 2  # of X at most; rows of W in a pass over 8
 WARPS, SHARERS = 16, 8  # of a block; of those that share K: with others, or other passes, an H100 took longer
+MANY_PASSES = 4  # of a block's rows: from here on W hides that the warps meet, and teams of them would end apart
 UNITS = 132  # of an H100
 THREADS, CHUNK = 512, 8  # of a block; elements of an access
 MOST_CHUNKS = 2  # of a thread that makes a norm, of all rows
@@ -44,7 +45,8 @@ def shared_bytes(m: int, tiles: int, block_rows: int, k: int) -> int:
 def configuration(n: int, k: int, units: int) -> Configuration:
     """Return the rows of a pass over 8, how many warps share K, and how many blocks the rows of W."""
     blocks = row_stream.fewest(n, k, row_stream.blocks_for(n, k, units), TILES)
-    wanted = SHARERS if -(-n // blocks) > 8 * TILES else WARPS  # all warps have work in the only pass
+    passes = -(-n // (8 * TILES * blocks))
+    wanted = SHARERS if 1 < passes < MANY_PASSES else WARPS  # all warps have work in the only pass
     return {"tiles": TILES, "sharers": min(wanted, 1 << (max(1, k_steps(k)).bit_length() - 1)), "blocks": blocks}
 
 
