@@ -12,6 +12,10 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                "l"(from), "r"(bytes));
 }
+/// Asks for bytes, a multiple of 16 from one on, to come to L2; nothing waits for them.
+__device__ __forceinline__ void ask_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
 /// Copies 4 bytes, which other copies of the same 32 may find in L1, to an address in shared memory.
 __device__ __forceinline__ void copy_word_async(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");

@@ -40,9 +40,10 @@ void launch_rows(dev::bf16* out, const uint8_t* x, const uint8_t* xs, int64_t m,
   const int64_t x_at = (shared_bytes<kMostRows, HF_TILES>(ceil_div(n, blocks), k) + 127) / 128 * 128;
   const int64_t most = x_at + (Source::kMade ? SharedX::bytes(static_cast<int>(m), static_cast<int>(k)) : 0);
   row_stream::check_shared(most + kept, blocks);
-  const Problem problem{out, x, xs, Wq.data<uint8_t>(), Ws.data<uint8_t>(), bias.data<dev::bf16>(), static_cast<int>(m),
-                        static_cast<int>(n), static_cast<int>(k), __builtin_ctzll(sharers), static_cast<int>(n / blocks),
-                        static_cast<int>(n % blocks)};
+  Problem problem{out, x, xs, Wq.data<uint8_t>(), Ws.data<uint8_t>(), bias.data<dev::bf16>(), static_cast<int>(m),
+                  static_cast<int>(n), static_cast<int>(k), __builtin_ctzll(sharers), static_cast<int>(n / blocks),
+                  static_cast<int>(n % blocks)};
+  ask_ahead(problem, programmatic);
   Launch at{static_cast<uint32_t>(blocks), L::kThreads, static_cast<uint32_t>(most), stream};
   at.programmatic = programmatic;
   launch(row_stream<kMostRows, HF_TILES, true, Source, Place>, at, problem, source, static_cast<int>(x_at), place);

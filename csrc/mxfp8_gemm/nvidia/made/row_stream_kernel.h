@@ -31,7 +31,19 @@ struct Problem {
   int m, n, k;
   int k_shift;     // log2 of the warps that share the steps of K
   int base, more;  // rows of W of a block, and how many blocks have one more
+  int ahead_rows, ahead_bytes;  // of a block's W: whose begin L2 is asked for ahead of X, and bytes of each
 };
+
+/// Sets what L2 is asked for: while a block waits for its predecessor and makes X, the ring has only its first slots and memory
+/// would be idle. 64 KiB of a block were best, of more rows rather than of longer pieces; where a block has little more than that
+/// in all, and in an ordinary launch, which waits for nothing, there is none.
+inline void ask_ahead(Problem& problem, bool programmatic) {
+  constexpr int64_t kBytes = 64 * 1024, kMostRows = 64, kLeast = 200 * 1024;
+  const int64_t rows = problem.base;
+  if (!programmatic || rows * problem.k < kLeast) return;
+  problem.ahead_rows = static_cast<int>(rows < kMostRows ? rows : kMostRows);
+  problem.ahead_bytes = static_cast<int>(kBytes / problem.ahead_rows / kStep * kStep);
+}
 
 using row_stream::added, row_stream::Factors, row_stream::in_range, row_stream::LaneOfW, row_stream::Layout;
 using row_stream::multiply_step, row_stream::Part, row_stream::put_sums, row_stream::scale_word, row_stream::shared_bytes;
@@ -122,6 +134,9 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   if constexpr (SOURCE::kMade) {
     const int made_rows = here.made_rows(p.m), made_k = here.pitch(p.k);
     const auto weights = source.template ask_weights<L::kThreads>(made_rows, made_k);
+    if constexpr (!PLACE::kChosen)
+      if (lane == 0)
+        for (int row = warp; row < p.ahead_rows; row += kWarps) ask_l2(p.w + size_t(first + row) * p.k, p.ahead_bytes);
     if constexpr (!PLACE::kChosen) wait_for_predecessor();
     auto loaded = [&] {
       if constexpr (SOURCE::kPolls) return source.template load<L::kThreads>(weights, made_rows, made_k);
