@@ -110,7 +110,7 @@ def _caller_code(count: int) -> types.CodeType:
     names = ", ".join(f"a{i}" for i in range(count))
     source = f"def call({names}):\n if is_dynamo_compiling(): return traced({names})\n return eager({names})"
     scope: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), scope)
+    exec(compile(source, "<stub>", "exec"), scope)  # of a file's name a traceback would show that file's lines
     return cast(types.CodeType, scope["call"].__code__)
 
 

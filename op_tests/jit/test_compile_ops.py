@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import typing
 from pathlib import Path
 
@@ -298,6 +299,13 @@ def test_the_arch_is_checked_in_cpp_before_any_launch():
 def test_a_guard_of_the_entry_is_raised_at_the_call_site():
     with pytest.raises(GuardError, match=r"got float32 \[3\] and float32 \[2\]"):
         scale_out(torch.empty(2), torch.ones(3))
+
+
+def test_a_traceback_shows_no_line_that_did_not_run():
+    with pytest.raises(GuardError) as raised:
+        scale_out(torch.empty(2), torch.ones(3))
+    (own,) = (frame for frame in traceback.extract_tb(raised.tb) if frame.name == "scale_out")
+    assert not own.line and not os.path.isfile(own.filename)  # its text is generated; in no file is it at that line
 
 
 def test_a_module_nobody_registered_and_a_module_that_does_not_compile():

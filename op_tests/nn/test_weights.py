@@ -340,6 +340,8 @@ BROKEN: dict[str, tuple[dict[str, torch.Tensor], str]] = {
                r"a_blocks in .* is U8 \(2, 8, 1, 8\); MXFP4 blocks beside scales \(2, 8, 1\) are U8 \(2, 8, 1, 16\)"),
     "one scale of MX": ({"a_blocks": torch.ones(16).byte(), "a_scales": torch.ones(()).byte()},
                         r"a_scales in .* is one number; MX scales have one per 32 elements of each row"),
+    "one number and no scales": ({"a.weight": torch.ones(()).char(), "a.scale": torch.ones(0).byte()},
+                                 r"a.scale in .* is \(0,\); a.weight \(\) needs one scale per 32 elements"),
     "one byte for fp8": ({"a.weight": fn_mxfp8(8, 32)[0], "a.weight_scale": torch.ones(()).byte()},
                          r"a.weight_scale in .* does not fit a.weight F8_E4M3 \(8, 32\)"),
     "packed and not": ({"a.weight": torch.ones(8, 32).byte(), "a.weight_packed": torch.ones(8, 16).byte(),

@@ -244,7 +244,7 @@ def _pair(entry: Entry, entries: dict[str, Entry]) -> _Pair | None:
     _require_mx(scale)
     if entry.shape == (*scale.shape, BLOCK):
         return _Pair(name, "mxfp8", entry, scale)
-    elements = entry.shape[-1] if entry.shape else 0
+    elements = entry.shape[-1] if entry.shape else -1
     wide = scale.shape[-1] * BLOCK
     if entry.shape[:-1] != scale.shape[:-1] or wide not in (elements, 2 * elements):
         raise ConfigError(f"{scale.where} is {scale.shape}; {key} {entry.shape} needs one scale per {BLOCK} elements")
