@@ -60,6 +60,11 @@ def ints(n: int) -> torch.Tensor:
 # --- launches ---
 
 
+def test_a_prompt_completes_every_public_name_before_its_first_use() -> None:
+    code = "from hipforge import emulator\nprint(set(emulator.__all__) - set(dir(emulator)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
 def test_a_launch_on_tensors(code: emulator.CodeObject) -> None:
     x, y = torch.arange(300.0), torch.ones(300)
     done = emulator.launch(code.kernels["axpy"], grid=2, block=256, args=[y, x, 2.0, 300])
