@@ -259,8 +259,10 @@ def _mx_layer(
     for name, weight, scale in (("w1", w1, w1_scale), ("w2", w2, w2_scale)):
         checks.require_device(name, weight, hidden.device)
         blocks = (*weight.shape[:2], weight.shape[2] * packing // BLOCK)
+        checks.require_tensor(**{f"{name}_scale": scale})
         checks.require_operand(f"{name}_scale", scale, SCALES, blocks, f"one byte per {BLOCK} elements", hidden.device)
     check_activation(activation["alpha"], activation["beta"], activation["limit"])
+    _check_elements(hidden, hidden_scale)
     out = _result(
         hidden, hidden_scale, out, w1=w1, w1_scale=w1_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights,
         topk_ids=topk_ids, expert_map=expert_map, w1_bias=w1_bias, w2_bias=w2_bias,
@@ -349,6 +351,7 @@ def fused_moe_fp8(
         got = " and ".join(" or ".join(each.name for each in of) for of in kinds)
         raise GuardError(f"w1_scale and w2_scale must be of one kind; got {got}")
     check_activation(alpha, beta, limit)
+    _check_elements(hidden, hidden_scale)
     out = _result(
         hidden, hidden_scale, out, w1=w1, w1_scale=w1_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights,
         topk_ids=topk_ids, expert_map=expert_map, w1_bias=w1_bias, w2_bias=w2_bias,
@@ -422,6 +425,13 @@ def _check_layer(
     checks.require_shape("topk_weights", topk_weights, per_token, "one weight per choice")
     checks.require_floating(topk_weights=topk_weights)
     checks.require_device("topk_weights", topk_weights, hidden.device)
+
+
+def _check_elements(hidden: torch.Tensor, hidden_scale: torch.Tensor | None) -> None:
+    if hidden_scale is None:
+        checks.require_real("hidden", hidden)
+    else:
+        has_fnuz(hidden=hidden)
 
 
 def _result(

@@ -267,6 +267,8 @@ def sparse_topk_blocks(
     width = topk * block_size // page_size
     tables = new_or_given(tables_out, (batch * tokens, groups, width), int32, device, "tables_out")
     lengths = new_or_given(lengths_out, (batch * tokens, groups), int32, device, "lengths_out")
+    if scores.shape[3] == 0:  # nothing to choose from, and tables without memory
+        return ids.fill_(-1), tables.zero_(), lengths.zero_()
     if taken.path == "kernel":
         values, pages, keys = (packed(each, ids, tables, lengths) for each in (scores, block_tables, seqlens))
         numbers = page_size, topk, local_blocks, block_size

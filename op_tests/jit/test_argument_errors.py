@@ -205,6 +205,28 @@ def test_a_layer_without_tokens_is_checked_like_any_other() -> None:
             hipforge.fused_moe_mxfp8(**{**whole, **wrong})
 
 
+@pytest.mark.parametrize(
+    ("op", "argument"),
+    [
+        ("grouped_fp8_linear", "a_scale"), ("grouped_gemm_fp8", "a_scale"), ("grouped_swiglu_fp8", "a_scale"),
+        ("fused_moe_mxfp8", "hidden"), ("fused_moe_mxfp4", "hidden"), ("fused_moe_fp8", "hidden"),
+    ],
+)  # fmt: skip
+def test_operands_of_another_dtype_are_refused_under_the_callers_names(op: str, argument: str) -> None:
+    with pytest.raises(GuardError, match=rf"\b{argument}\b") as raised:
+        _call(op, **{argument: _tensors(op)[argument].double()})
+    own = set(inspect.signature(_made(op)[0]).parameters)
+    foreign = {"x", "x_scale", "xq", "wq"} - own
+    assert not foreign & set(re.findall(r"\w+", str(raised.value))), raised.value
+
+
+@pytest.mark.parametrize("op", ["fused_moe_mxfp4", "fused_moe_mxfp8", "decode_attention_fp8"])
+def test_none_is_no_operand(op: str) -> None:
+    for argument in {"w1_scale", "w2_scale", "v_cache", "seqlens"} & _tensors(op).keys():
+        with pytest.raises(GuardError, match=f"{argument} must be a torch.Tensor; got NoneType"):
+            _call(op, **{argument: None})
+
+
 def test_a_layer_whose_tokens_choose_no_expert_is_refused() -> None:
     given = _tensors("fused_moe_mxfp8")
     with pytest.raises(GuardError, match=r"topk_ids must have at least one choice per token; got shape \(\d+, 0\)"):

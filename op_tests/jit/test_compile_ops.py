@@ -305,7 +305,7 @@ def test_a_traceback_shows_no_line_that_did_not_run():
     with pytest.raises(GuardError) as raised:
         scale_out(torch.empty(2), torch.ones(3))
     (own,) = (frame for frame in traceback.extract_tb(raised.tb) if frame.name == "scale_out")
-    assert not own.line and not os.path.isfile(own.filename)  # its text is generated; in no file is it at that line
+    assert not own.line and not Path(own.filename).is_file()  # its text is generated, in no file at that line
 
 
 def test_a_module_nobody_registered_and_a_module_that_does_not_compile():

@@ -76,6 +76,19 @@ def test_a_row_that_sees_no_key_has_its_sink_as_log_sum_exp(split_k):
     assert not out[1].any() and ((lse[1] - sinks.view(2, 1)).abs() < 1e-6).all()
 
 
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "of_each_head"])
+def test_tables_without_a_page_hold_no_key_whatever_the_lengths_say(own, split_k):
+    q, k, v = case(2, 1, 1, 2, 64, 48)
+    sinks, shape = torch.tensor([0.75, -3.0]), (2, 1) if own else (2,)
+    for length in (0, 7):
+        out, lse = decode_attention_fp8(
+            q, k, v, torch.empty(*shape, 0, dtype=torch.int32), torch.full(shape, length, dtype=torch.int32),
+            return_lse=True, sinks=sinks, split_k=split_k,
+        )  # fmt: skip
+        assert not out.any() and ((lse - sinks.view(1, 2, 1)).abs() < 1e-6).all()
+
+
 # --- window
 
 

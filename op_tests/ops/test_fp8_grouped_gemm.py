@@ -42,7 +42,7 @@ def test_scales_of_no_kind_are_refused() -> None:
     a_scale, w_scale = case.a_scale, case.w_scale
     for op in (grouped_gemm_fp8, grouped_fp8_linear):
         for wrong in ((a_scale[:2], w_scale), (a_scale, w_scale[:2]), (a_scale.half(), w_scale), (a_scale, w_scale[0])):
-            with pytest.raises(GuardError, match="for each of 3 experts of wq; got"):
+            with pytest.raises(GuardError, match="for each of 3 experts of w; got"):
                 op(*operands(case.but(a_scale=wrong[0], w_scale=wrong[1])), *counts(case))
 
 

@@ -117,6 +117,15 @@ def test_the_choice_at_the_borders_of_blocks(lengths: tuple[int, int]) -> None:
         assert torch.equal(got, want)
 
 
+def test_tables_without_a_page_have_no_block_to_choose() -> None:
+    empty = torch.empty(2, 0, dtype=torch.int32)
+    for length in (0, 7):
+        given = torch.empty(2, 3, 4, 0), empty, torch.full((2,), length, dtype=torch.int32)
+        ids, pages, keys = hipforge.sparse_topk_blocks(*given, page_size=16, topk=2, block_size=32)
+        assert ids.eq(-1).all() and not pages.any() and not keys.any()
+        assert (ids.shape, pages.shape, keys.shape) == ((2, 3, 4, 2), (6, 4, 4), (6, 4))
+
+
 @pytest.mark.parametrize("cache", ["fp8", "half"])
 def test_attention_over_the_chosen_blocks_is_that_of_float64(cache: str) -> None:
     """Weights are rounded to 2^-8 of them, the output to 2^-8 of it: 2^-7 of the largest value together."""

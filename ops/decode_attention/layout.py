@@ -29,6 +29,7 @@ from hipforge.ops.core.checks import (
     require_operand,
     require_rank,
     require_shape,
+    require_tensor,
 )
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.reference.attention import INT4_GROUPS
@@ -124,6 +125,7 @@ def _check_caches(call: Call, batch: int) -> None:
     require_rank("k_cache", k, 4, "[pages, page_size, Hkv, D], or [B, Mkv, Hkv, D] without block_tables")
     heads, d = q.shape[-2:]
     pages, page_size, kv_heads, _ = k.shape
+    require_tensor(v_cache=call.v, seqlens=call.seqlens)  # None would pass what follows
     accepted = (*_CACHE_DTYPES, *(dtype for dtype in HALF_DTYPES if dtype == q.dtype))
     require_operand("k_cache", k, accepted, (pages, page_size, kv_heads, d), "D of q")
     require_operand("v_cache", call.v, (k.dtype,), k.shape, "that of k_cache")

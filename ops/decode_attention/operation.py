@@ -91,6 +91,9 @@ def decode_attention(
         )  # fmt: skip
         found, lse = reference.attend(call, scale_out)
         return written_into(out, found), written_into(lse_out, lse)
+    if block_tables is not None and block_tables.shape[-1] == 0:  # no memory: a kernel may read before it compares
+        block_tables = block_tables.new_zeros((*block_tables.shape[:-1], 1))
+        seqlens = torch.zeros_like(seqlens)
     blocks, out_of, width = scale_out, out, q.shape[-2] * q.shape[-1]
     if scale_out is not None and q.shape[-1] % BLOCK:  # a block's elements are of two heads, which no wave has both of
         require_dtype("scale_out", scale_out, (torch.uint8, E8M0_DTYPE))  # all before lse_out is written

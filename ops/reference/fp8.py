@@ -42,14 +42,15 @@ def scales_of(
     """Return the kind of scales that operands of X [m, k] @ W [n, k]^T have.
 
     Where two kinds fit, for K of one block and few rows of W, they mean the same. With ``experts`` there is a W for
-    each of them, and ``w_scale`` has one W's scales for each.
+    each of them, and ``w_scale`` has one W's scales for each; errors call the operands as the grouped GEMMs do.
 
     Raises:
         GuardError: no kind fits.
     """
-    checks.require_tensor(x_scale=x_scale, w_scale=w_scale)
+    x, xq, wq = ("x_scale", "xq", "wq") if experts is None else ("a_scale", "a_q", "w")
+    checks.require_tensor(**{x: x_scale, "w_scale": w_scale})
     shapes, dtypes = (tuple(x_scale.shape), tuple(w_scale.shape)), (x_scale.dtype, w_scale.dtype)
-    given, of = shapes, "" if experts is None else f", for each of {experts} experts of wq"
+    given, of = shapes, "" if experts is None else f", for each of {experts} experts of {wq}"
     if experts is not None:
         shapes = shapes[0], shapes[1][1:] if shapes[1][:1] == (experts,) else (-1,)
     floats, bytes_ = dtypes == (torch.float32,) * 2, all(dtype in _E8M0 for dtype in dtypes)
@@ -61,9 +62,9 @@ def scales_of(
     if bytes_ and k % BLOCK == 0 and shapes == ((m, k // BLOCK), (-(-n // BLOCK), k // BLOCK)):
         return Scales.MX_SHARED
     raise GuardError(
-        f"x_scale and w_scale must both be float32, of one element or one per row ([{m}] and [{n}]); or both float32 "
-        f"or both e8m0 bytes, one per 128 of K and row of xq or 128 rows of wq ([{m}, {steps}] and "
-        f"[{columns}, {steps}]); or e8m0 bytes, one per 32 of K and row of xq or 32 rows of wq (K a "
+        f"{x} and w_scale must both be float32, of one element or one per row ([{m}] and [{n}]); or both float32 "
+        f"or both e8m0 bytes, one per 128 of K and row of {xq} or 128 rows of {wq} ([{m}, {steps}] and "
+        f"[{columns}, {steps}]); or e8m0 bytes, one per 32 of K and row of {xq} or 32 rows of {wq} (K a "
         f"multiple of 32){of}; got {dtypes[0]} {list(given[0])} and {dtypes[1]} {list(given[1])} for K={k}"
     )
 
