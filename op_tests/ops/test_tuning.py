@@ -426,13 +426,13 @@ def test_the_model_knows_the_pipelines_that_the_kernels_have():
     assert {rows: columns(rows) for rows in (1, 2, 4, 8, 16)} == gemv.MOST_COLUMNS
     assert {n_sub: ring(n_sub) for n_sub in (1, 2, 4)} == mfma.STEPS_AHEAD
     waves = (sources / "wave_split_kernel.h").read_text()
-    several = "column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 2 ? 3 : 2)"
+    several = "column_tiles > 2 ? 3 : column_tiles > 1 ? (row_tiles == 4 ? 2 : 3)"
     assert f"return {several} : row_tiles == 1 ? 4 : row_tiles == 2 ? 6 : 3;" in waves
     assert [wave_split.steps_ahead(rows, 48) for rows in (16, 32, 64)] == [3, 3, 3]
     runs = "return row_tiles == 1 && columns == 16 && __clang_major__ >= 22 ? 12 : 8;"
     assert runs in waves and wave_split.RUN_STEPS == {16: 12, 32: 8, 64: 8}
     assert [wave_split.steps_ahead(rows) for rows in (16, 32, 64)] == [4, 6, 3]
-    assert [wave_split.steps_ahead(rows, 24) for rows in (16, 32, 64)] == [2, 3, 2]
+    assert [wave_split.steps_ahead(rows, 24) for rows in (16, 32, 64)] == [3, 3, 2]
     assert "dev::u32x4 w_even[kCols], w_odd[kCols];" in vector  # two steps of W ahead
     mxfp4 = (sources.parents[1] / "mxfp4_gemm" / "amd" / "mxfp4_kernel.h").read_text()
     assert "ring_steps(int m_sub, int n_sub) { return m_sub + n_sub <= 4 ? 4 : 2; }" in mxfp4

@@ -42,7 +42,7 @@ def steps_ahead(rows: int, columns: int = COLUMNS[0]) -> int:
     """Return how many K steps of its operands a wave has in flight on gfx950."""
     if columns > COLUMNS[-1]:
         return 3
-    return {16: 4, 32: 6, 64: 3}[rows] if columns == COLUMNS[0] else {16: 2, 32: 3, 64: 2}[rows]
+    return {16: 4, 32: 6, 64: 3}[rows] if columns == COLUMNS[0] else {16: 3, 32: 3, 64: 2}[rows]
 
 
 def waves_to_try(rows: int, columns: int, k: int) -> list[int]:
