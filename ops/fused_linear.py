@@ -18,7 +18,7 @@ import torch
 from hipforge import devices
 from hipforge.ops.core import dispatch, invariance, programmatic
 from hipforge.ops.core.arguments import require_sound
-from hipforge.ops.core.checks import Described, require_bias, require_factors
+from hipforge.ops.core.checks import Described, require_bias, require_factors, require_rank, require_shape
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.operator import operator
@@ -95,7 +95,10 @@ def _plan_swiglu(
     gate_up: Described, wq: Described, alpha: float, beta: float, limit: float | None, interleaved: bool
 ) -> Decision:
     check_activation(alpha, beta, limit)
+    require_rank("gate_up", gate_up, 2, "[M, 2 K]")
+    require_rank("wq", wq, 2, "[N, K]")
     m, n, k = gate_up.shape[0], *wq.shape
+    require_shape("gate_up", gate_up, (m, 2 * k), "[M, 2 K] with wq's K")
     refusal = None if gate_up.dtype == _BF16 else f"gate_up of bfloat16; got {gate_up.dtype}"
     refusal = refusal or ("gate and up that do not take turns" if interleaved else None)
     refusal = refusal or row_stream_made.swiglu_refusal(m, n, k)

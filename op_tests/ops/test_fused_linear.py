@@ -94,6 +94,18 @@ def test_swiglu_and_its_product_are_two_launches_here(interleaved: bool) -> None
         swiglu_mxfp8_linear(gate_up, *by, limit=-1.0)
 
 
+def test_swiglu_and_its_product_name_the_argument_that_they_refuse() -> None:
+    gate_up, (wq, w_scale) = drawn(M, 2 * K), hipforge.mxfp8_quantize(drawn(N, K))
+    for x, w, message in (
+        (gate_up, wq[None], r"wq must be \[N, K\]"),
+        (gate_up, wq[0], r"wq must be \[N, K\]"),
+        (gate_up[0], wq, r"gate_up must be \[M, 2 K\]"),
+        (gate_up[:, :K].contiguous(), wq, rf"gate_up must be \[{M}, {2 * K}\] \(\[M, 2 K\] with wq's K\)"),
+    ):
+        with pytest.raises(GuardError, match=message):
+            swiglu_mxfp8_linear(x, w, w_scale)
+
+
 @pytest.mark.parametrize(
     "m, n, k, fault",
     [

@@ -144,6 +144,7 @@ def test_a_cell_given_twice_names_both_lines(tmp_path):
         (MFMA.replace("5.2,", ","), ":2: a measured row must fill column us"),
         (MFMA.replace("5.2,", "-5.2,"), ":2: column us must be at least 0; got -5.2"),
         (MFMA.replace("5.2,", "nan,"), ":2: column us must be at least 0; got nan"),
+        (MFMA.replace("5.2,", "1e400,"), ":2: column us must be finite; got 1e400"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(tmp_path, row, said):

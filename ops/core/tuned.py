@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -229,6 +230,8 @@ def _parse(column: Column, text: str) -> Value:
             raise ValueError(f"column {column.name} must fit 64 bits; got {text[:40]}")
         if column.minimum is not None and not number >= column.minimum:
             raise ValueError(f"column {column.name} must be at least {column.minimum:g}; got {text}")
+        if number == math.inf:  # also of 1e400
+            raise ValueError(f"column {column.name} must be finite; got {text}")
         value = number
     if column.accepted is not None and value not in column.accepted:
         raise ValueError(f"column {column.name} must be one of {', '.join(map(str, column.accepted))}; got {text!r}")
