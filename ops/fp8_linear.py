@@ -219,6 +219,12 @@ class Float8LinearConfig:
 
     compute_dtype: torch.dtype = torch.bfloat16
 
+    def __post_init__(self) -> None:
+        """Refuse what is no floating-point dtype."""
+        require_torch_dtype("compute_dtype", self.compute_dtype)
+        if not self.compute_dtype.is_floating_point:
+            raise GuardError(f"compute_dtype must be a floating-point dtype; got {self.compute_dtype}")
+
     @staticmethod
     def from_recipe_name(recipe_name: str) -> Float8LinearConfig:
         """Return the configuration of a named recipe; only ``"tensorwise"`` exists.
@@ -229,6 +235,11 @@ class Float8LinearConfig:
         if recipe_name != "tensorwise":
             raise ConfigError(f"there is no FP8 recipe {recipe_name!r}; known: 'tensorwise'")
         return Float8LinearConfig()
+
+
+def _require_config(config: object) -> None:
+    if not isinstance(config, Float8LinearConfig | None):
+        raise GuardError(f"config must be a Float8LinearConfig or None; got {type(config).__name__}")
 
 
 class Float8Linear(nn.Linear):
@@ -246,6 +257,7 @@ class Float8Linear(nn.Linear):
     """
 
     def __init__(self, *args: object, config: Float8LinearConfig | None = None, **kwargs: object) -> None:
+        _require_config(config)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.config = config or Float8LinearConfig()
 
@@ -381,8 +393,7 @@ def convert_to_float8_training(
     """
     if not isinstance(module, nn.Module):
         raise GuardError(f"module must be a torch.nn.Module; got {type(module).__name__}")
-    if not isinstance(config, Float8LinearConfig | None):
-        raise GuardError(f"config must be a Float8LinearConfig or None; got {type(config).__name__}")
+    _require_config(config)
     wanted = module_filter_fn or default_module_filter
 
     converted: dict[nn.Module, nn.Module] = {}  # a layer that is used in several places stays one layer
@@ -419,7 +430,7 @@ def disable_fp8(model: nn.Module) -> Iterator[None]:
     A model that is itself a Float8Linear cannot be swapped from outside and is refused.
 
     Raises:
-        GuardError: ``model`` is itself a Float8Linear.
+        GuardError: ``model`` is no module, or itself a Float8Linear.
 
     Example:
         >>> from torch import nn
@@ -428,6 +439,8 @@ def disable_fp8(model: nn.Module) -> Iterator[None]:
         ...     type(model[0]).__name__
         'Linear'
     """
+    if not isinstance(model, nn.Module):
+        raise GuardError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     if isinstance(model, Float8Linear):
         raise GuardError("model is itself a Float8Linear and has no parent to swap it in; use model.to_float()")
     swapped: list[tuple[nn.Module, str, Float8Linear]] = []

@@ -163,3 +163,17 @@ def test_a_model_with_one_layer_that_cannot_be_converted_stays_as_it_is(
 def test_prepare_names_what_is_none(given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(GuardError, match=message):
         hipforge.prepare(*given)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    (
+        (lambda: hipforge.Float8Linear(16, 16, config="tensorwise"), "config must be a Float8LinearConfig or None"),
+        (lambda: hipforge.Float8LinearConfig(torch.int8), "must be a floating-point dtype; got torch.int8"),
+        (lambda: hipforge.Float8LinearConfig("bfloat16"), "compute_dtype must be a torch.dtype"),
+        (lambda: hipforge.disable_fp8(5).__enter__(), "model must be a torch.nn.Module; got int"),
+    ),
+)
+def test_a_training_layer_is_configured_before_it_is_called(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(GuardError, match=message):
+        make()

@@ -303,6 +303,13 @@ def test_explain_refuses_what_has_no_decision():
         explain("no_such_op")
 
 
+@pytest.mark.parametrize("asked", [explain, hipforge.warmup])
+def test_another_librarys_function_of_an_ops_name_is_not_that_op(asked):
+    asked(hipforge.argmax, torch.ones(1, 8))
+    with pytest.raises(GuardError, match=r"op must be hipforge.argmax or its name; got argmax of torch"):
+        asked(torch.argmax, torch.ones(1, 8))
+
+
 def test_the_op_runs_exactly_what_explain_shows(table, calls):
     decisions = {1: "gemv,64,0,0,1", 16: "mfma,0,4,2,1", 32: "mfma,0,2,1,1", 64: "mfma,0,1,1,0"}
     table(*(f"{m},{N},{K},{decision}" for m, decision in decisions.items()))

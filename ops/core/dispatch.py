@@ -171,7 +171,7 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
     """
     import hipforge
 
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    name = name_of(op)
     if isinstance(op, str):
         getattr(hipforge, op, None)  # an op is known from the import of its module on
     planner = _planners.get(name)
@@ -198,6 +198,22 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
         file=(row.file, row.line) if row else None,
         refused=MappingProxyType(refused),
     )
+
+
+def name_of(op: Callable[..., Any] | str) -> str:
+    """Return the name of an op that is given as itself or by its name.
+
+    Raises:
+        GuardError: another library's function, as ``torch.argmax``, which has an op's name.
+    """
+    from hipforge.ops import public_names
+
+    if isinstance(op, str):
+        return op
+    name, home = getattr(op, "__name__", repr(op)), str(getattr(op, "__module__", None))
+    if name in public_names() and home.partition(".")[0] != "hipforge":
+        raise GuardError(f"op must be hipforge.{name} or its name; got {name} of {home}, another function of that name")
+    return name
 
 
 def on_clear(hook: Callable[[], None]) -> None:

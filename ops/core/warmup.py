@@ -11,6 +11,7 @@ import torch
 
 from hipforge import devices
 from hipforge.errors import GuardError
+from hipforge.ops.core.dispatch import name_of
 
 
 def warmup(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +36,7 @@ def warmup(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
         >>> x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((8, 64), (64,)))
         >>> hipforge.warmup(hipforge.rms_norm, x, weight, 1e-6)
     """
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    name = name_of(op)
     function = _op(name)
     devices.refuse_in_capture(f"warm {name} up")
     given = inspect.signature(function).bind(*args, **kwargs)
