@@ -31,6 +31,7 @@ from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, 
 from hipforge.jit import demangle, obtain
 from hipforge.nn import Peers
 from hipforge.ops import summed_linear
+from hipforge.ops.argmax import argmax_of_ranks
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
@@ -124,6 +125,7 @@ def routing(dtype: torch.dtype) -> None:
     for tokens in (1, 7, 40, 140, 300):
         for columns in (5, 1003, 40001):
             hipforge.argmax(rows(dtype, tokens, columns))
+            argmax_of_ranks(rows(dtype, tokens, columns), Peers.alone(tokens, 8, DEVICE))
         for weight in (torch.float32, torch.bfloat16):
             hipforge.router_gemm(rows(dtype, tokens, 520), rows(weight, 30, 520))
 

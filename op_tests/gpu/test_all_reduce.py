@@ -1,4 +1,4 @@
-"""The sums over GPUs on GPUs: ranks as streams of one, and a process on each of several."""
+"""The sums over GPUs and their choice of tokens on GPUs: ranks as streams of one, and a process on each of several."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from helpers.peer_parts import summed
 import hipforge
 from hipforge.nn import Peers
 from hipforge.ops import summed_linear
+from hipforge.ops.argmax import argmax_of_ranks
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.mxfp8_gemm.kernels import row_stream, row_stream_made
 
@@ -43,6 +44,31 @@ def test_ranks_in_streams_of_one_gpu_get_the_bits_of_the_ops_one_by_one(
         for results in got:
             for result, right in zip(results, want, strict=True):
                 assert torch.equal(result.view(torch.uint8), right.view(torch.uint8))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 700), (2, 40_001)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_ranks_in_streams_of_one_gpu_choose_what_all_columns_would(
+    dtype: torch.dtype, rows: int, columns: int, ranks: int
+) -> None:
+    peers = Peers.on_one_device(ranks, rows, 8, "cuda")
+    streams = [torch.cuda.Stream() for _ in range(ranks)]
+    for number in range(6):
+        parts = [torch.randn(rows, columns, device="cuda").to(dtype) for _ in range(ranks)]
+        if number % 2:
+            parts = [part.round() for part in parts]  # the largest on several ranks
+        if number > 3:
+            parts[-1][0, columns // 2] = float("nan")
+        want = torch.argmax(torch.cat(parts, 1), 1)
+        torch.cuda.synchronize()
+        found = []
+        for own, stream, part in zip(peers, streams, parts, strict=True):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(1000 * (number * own.rank % 7))
+                found.append(argmax_of_ranks(part, own))
+        torch.cuda.synchronize()
+        assert all(torch.equal(got, want) for got in found)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

@@ -112,14 +112,16 @@ class Simulation:
         if hasattr(mlp, "gate_proj"):
             return product(mxfp8(_swiglu(product(x, mlp.gate_proj), product(x, mlp.up_proj))), mlp.down_proj)
         plain = self.config.model_type == "qwen3_moe"
-        clamp = () if plain else (self._alpha(mlp), 1.0, self.config.swiglu_limit)
+        clamp = () if plain else self._clamp(mlp)
         if hasattr(mlp, "gate_up_proj"):
             return product(mxfp8(_swiglu(*product(x, mlp.gate_up_proj).chunk(2, -1), *clamp)), mlp.down_proj)
         return self._experts(mlp, normed, x, clamp)
 
-    def _alpha(self, mlp: Any) -> float:
-        """Of SwiGLU: gpt-oss has it in its experts, and not in every version's configuration."""
-        return mlp.experts.alpha if self.config.model_type == "gpt_oss" else self.config.swiglu_alpha
+    def _clamp(self, mlp: Any) -> tuple[float, float, float]:
+        """SwiGLU's alpha, beta and limit: gpt-oss's are its experts', whatever the configuration says."""
+        if self.config.model_type == "gpt_oss":
+            return mlp.experts.alpha, 1.0, mlp.experts.limit
+        return self.config.swiglu_alpha, 1.0, self.config.swiglu_limit
 
     def _experts(self, mlp: Any, normed: torch.Tensor, x: torch.Tensor, clamp: tuple[float, ...]) -> torch.Tensor:
         experts, top_k = mlp.experts, self.config.num_experts_per_tok
