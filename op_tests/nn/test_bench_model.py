@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from nn.test_time_model import CONFIGS, DENSE, EXPERTS, LATENTS, written
 
 import hipforge
-from hipforge.cli import bench_model, decode_ops, decode_ranks, decode_step, decode_twin
+from hipforge.cli import bench_model, decode_model, decode_ops, decode_ranks, decode_step, decode_twin
 from hipforge.cli.bench_model import MOST_ERROR
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError, HipforgeError
@@ -52,7 +52,7 @@ def test_the_steps_logits_are_those_of_float64(tmp_path: Path, name: str) -> Non
     ],
 )
 def test_a_step_whose_products_make_their_activations_is_the_same(tmp_path: Path, name: str, ends: set[str]) -> None:
-    model = decode_ops.Model(shape_of(tmp_path, name), decode_ops.Random(CPU))
+    model = decode_model.Model(shape_of(tmp_path, name), decode_model.Random(CPU))
     logits, names = [], []
     for fused in (False, True):
         chain = decode_ops.chain(model, 2, 70, ahead=2, fused=fused)
@@ -79,7 +79,7 @@ def test_a_step_with_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     name, change = FAULTS[fault]
     exact = decode_twin.exact_logits
 
-    def of_another(model: decode_ops.Model, *rest: Any) -> torch.Tensor:
+    def of_another(model: decode_model.Model, *rest: Any) -> torch.Tensor:
         model.shape = change(model.shape)
         try:
             return exact(model, *rest)
@@ -93,7 +93,7 @@ def test_a_step_with_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_steps_follow_each_other_without_the_host(tmp_path: Path) -> None:
     """Positions, slots and lengths of the next step are what the cache itself would give, and reset goes back."""
-    model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
+    model = decode_model.Model(shape_of(tmp_path, "qwen3"), decode_model.Random(CPU))
     chain = decode_ops.chain(model, 3, decode_ops.PAGE_SIZE - 1, ahead=2)
     calls: list[tuple[list[int], ...]] = []
     real = hipforge.nn.PagedKVCache.rope_and_store
@@ -121,7 +121,7 @@ def test_steps_follow_each_other_without_the_host(tmp_path: Path) -> None:
 
 def test_what_is_read_is_the_weights_the_touched_experts_and_the_cache(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, "qwen3_moe")
-    model = decode_ops.Model(shape, decode_ops.Random(CPU))
+    model = decode_model.Model(shape, decode_model.Random(CPU))
     chain = decode_ops.chain(model, 1, 70)
     for op in chain.ops:
         op.call()
@@ -156,7 +156,7 @@ def test_a_step_is_measured_op_by_op_and_goes_back_to_its_start(
         return float(len(graph))
 
     monkeypatch.setattr(bench_model.timing, "replay_us", timed)
-    model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
+    model = decode_model.Model(shape_of(tmp_path, "qwen3"), decode_model.Random(CPU))
     with torch.no_grad():
         step = bench_model.measure(model, 2, 70, 1e12, programmatic=True)
     lines = {line.op: line for line in step.lines}
@@ -175,7 +175,7 @@ def test_a_replay_that_gives_other_logits_is_an_error(tmp_path: Path, monkeypatc
                 call()
 
     monkeypatch.setattr(bench_model, "captured", lambda calls, way: Broken(calls))
-    model = decode_ops.Model(shape_of(tmp_path, "qwen3"), decode_ops.Random(CPU))
+    model = decode_model.Model(shape_of(tmp_path, "qwen3"), decode_model.Random(CPU))
     reset = decode_ops.Chain.reset
 
     def forget(chain: decode_ops.Chain) -> None:
@@ -200,7 +200,7 @@ def test_the_shipped_models_have_the_sizes_of_their_names() -> None:
 
 def test_logits_are_compared_over_two_layers_of_a_kind(tmp_path: Path) -> None:
     shape = replace(shape_of(tmp_path, "experts"), layers=(3, 4))
-    model = decode_ops.Model(shape, decode_ops.Random(CPU))
+    model = decode_model.Model(shape, decode_model.Random(CPU))
     found = bench_model.logits_of(model, 2, 70)
     assert len(model.layers) == 7 and model.shape.layers == (3, 4)  # as it was
     for not_looked_at, other in ((2, 0), (5, 3), (6, 4)):
@@ -216,7 +216,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from hipforge.cli import bench_model, decode_ops, decode_ranks
+from hipforge.cli import bench_model, decode_model, decode_ops, decode_ranks
 from nn.test_bench_model import CPU, MODELS, shape_of
 
 dist.init_process_group("gloo")
@@ -225,9 +225,9 @@ for name in sys.argv[1].split(","):
     if name == "gpt_oss":
         shape = replace(shape, expert_inner=320)  # two parts of whole blocks
     with torch.no_grad():
-        model = decode_ops.Model(shape, decode_ops.Random(CPU))
+        model = decode_model.Model(shape, decode_model.Random(CPU))
         want = bench_model.logits_of(model, 3, 70)
-        own = decode_ranks.part(model, decode_ranks.Ranks(dist.get_rank(), 2))
+        own = decode_model.part(model, decode_ranks.Ranks(dist.get_rank(), 2))
         print(f"{name}: {bench_model.error_beside(own, 3, 70, want)}")
 dist.all_reduce = lambda x: x  # the parts are not added up
 with torch.no_grad():

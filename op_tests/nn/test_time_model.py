@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hipforge.cli import decode_ops, decode_step, decode_twin
+from hipforge.cli import decode_model, decode_ops, decode_step, decode_twin
 from hipforge.cli.main import cli
 from hipforge.errors import ConfigError
 from hipforge.nn import CacheStep, SparseBlocks
@@ -92,8 +92,8 @@ def test_sparse_layers_choose_blocks_once_a_sequence_may_have_more_keys(tmp_path
 
 def test_the_chosen_blocks_are_those_of_the_cache(tmp_path: Path) -> None:
     shape = decode_step.read(written(tmp_path, SPARSE))
-    model = decode_ops.Model(replace(shape, layers=(0, 1), sparse=shape.sparse._replace(layers=1)),
-                             decode_ops.Random(torch.device("cpu")))  # fmt: skip
+    model = decode_model.Model(replace(shape, layers=(0, 1), sparse=shape.sparse._replace(layers=1)),
+                             decode_model.Random(torch.device("cpu")))  # fmt: skip
     chain = decode_ops.chain(model, 1, 192)
     decode_twin.fill(chain)
     generator = torch.Generator().manual_seed(3)
@@ -155,7 +155,7 @@ def test_a_model_whose_attention_has_no_op_is_modelled_without_it_when_asked(
 def test_projections_around_attention_have_the_sizes_that_tuners_take() -> None:
     for name in ("glm_5", "deepseek_v4_1_flash"):
         shape = decode_step.divided(decode_step.read(CONFIGS / f"{name}.json"), 8)
-        model = decode_ops.Model(replace(shape, layers=(0, 1)), decode_ops.Untouched())
+        model = decode_model.Model(replace(shape, layers=(0, 1)), decode_model.Untouched())
         sizes = [tuple(by.weight.shape[::-1]) for by in model.layers[0].around]
         assert sizes == [(each.k, each.n) for each in shape.projections]
         dense = weights_of(CONFIGS / f"{name}.json", 8).dense
@@ -186,7 +186,7 @@ def test_the_shipped_configurations_divide_by_eight() -> None:
     assert (m3.heads, m3.expert_inner, m3.experts, m3.layers, m3.limit) == ((8, 1), 384, 128, (0, 60), 7.0)
     llama = decode_step.divided(decode_step.read(CONFIGS / "llama_3_1_405b.json"), 8)
     assert (llama.heads, llama.inner, llama.head_dim, llama.vocabulary) == ((16, 1), 6656, 128, 16032)
-    names = {op.name for op in decode_ops.chain(decode_ops.Model(llama, decode_ops.Untouched()), 1, 8).ops}
+    names = {op.name for op in decode_ops.chain(decode_model.Model(llama, decode_model.Untouched()), 1, 8).ops}
     assert "gate_up" in names and "router" not in names
 
 

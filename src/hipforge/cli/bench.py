@@ -308,11 +308,11 @@ def _table_of(told: Explanation) -> str | None:
 
 
 def _step(config: Path, name: str, tp: int) -> Step:
-    from hipforge.cli import decode_ops, decode_step, time_model
+    from hipforge.cli import decode_model, decode_step, time_model
 
     shape = decode_step.read(config)
     shape = decode_step.largest_part(decode_step.without_attention(shape, bool(shape.projections)), tp)
-    model = decode_ops.Model(shape, decode_ops.Untouched())
+    model = decode_model.Model(shape, decode_model.Untouched())
     us = time_model.model_step(model, BATCH, CONTEXT, {}).us
     return Step(name, tp, BATCH, CONTEXT, round(us, 1), shape.notes)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from hipforge.cli.decode_ops import Model
+    from hipforge.cli.decode_model import Model
 
 # Of the logits beside their definition in float64. Only softmax weights are rounded otherwise, by 0.9e-3. Every product
 # reads e4m3, whose steps are 0.088 of a value in the mean: a value that is off by e falls on the other side of a step
@@ -373,7 +373,7 @@ def command(
             f"bench-model measures on a GPU, and the device is {device.kind} (HIPFORGE_DEVICE); "
             "hipforge time-model models the same step on the emulator"
         )
-    from hipforge.cli import decode_ops, decode_peers, decode_twin, read_floor
+    from hipforge.cli import decode_model, decode_peers, decode_twin, read_floor
 
     if device.arch_of() not in (known := read_floor.archs()):
         raise ConfigError(f"bench-model measures on {', '.join(known)}; the device is {device.arch_of()}")
@@ -409,7 +409,7 @@ def command(
 
     cells = [(batch, context) for batch in batches for context in contexts]
     with torch.no_grad():
-        model = decode_ops.Model(shape, decode_ops.Random(place))
+        model = decode_model.Model(shape, decode_model.Random(place))
         drawn = timeline is not None
         steps = measure_cells(model, cells, bandwidth, programmatic, on_step, over_time=drawn and tp == 1)
         if ranks != decode_ranks.ALONE:
@@ -417,7 +417,7 @@ def command(
             whole = {
                 cell: Whole(step.least_us, logits_of(model, *cell)) for cell, step in zip(cells, steps, strict=True)
             }
-            model = decode_ranks.part(model, ranks)
+            model = decode_model.part(model, ranks)
             _free()
             steps = measure_cells(model, cells, bandwidth, programmatic, on_step, whole, drawn)
         del model

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from hipforge.cli.decode_ops import Layer
+from hipforge.cli.decode_model import Layer
 from hipforge.cli.decode_step import Shape
 from hipforge.cli.decode_twin import EXACT, Arithmetic, layer_step, rms_norm, route, swiglu
 

@@ -1,33 +1,27 @@
-"""A model's part on each of several GPUs (tensor parallel), and the sums that make its layers whole again.
+"""The processes that share a model, one on each GPU (tensor parallel), and the sums that make its layers whole again.
 
-They are added up by the product that follows (:mod:`hipforge.ops.summed_linear`), by the norm that follows
+Their parts are added up by the product that follows (:mod:`hipforge.ops.summed_linear`), by the norm that follows
 (:func:`hipforge.all_reduce_residual_rms_mxfp8`), by the one-shot kernel of torch's symmetric memory, in which every GPU
 reads the parts of the others, or by :func:`torch.distributed.all_reduce`.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 import hipforge
-from hipforge.cli.decode_step import divided
 from hipforge.errors import ConfigError
 from hipforge.nn import Peers
-from hipforge.ops import summed_linear
 from hipforge.ops.argmax import argmax_of_ranks
 from hipforge.ops.peers import CHUNK
-
-if TYPE_CHECKING:
-    from hipforge.cli.decode_ops import Layer, Linear, Model
 
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
 Sums = Literal["products", "norms", "one_shot", "all_reduce"]
@@ -121,80 +115,3 @@ def start(tp: int, arguments: Sequence[str]) -> int:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(tp)]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     return subprocess.run([*command, "-m", "hipforge", *arguments], env=environment, check=False).returncode
-
-
-def add_up_in_products(model: Model, batch: int) -> bool:
-    """Return whether a model's products can add up what its processes have."""
-    shape = model.shape
-    if model.ranks.sums != "products" or shape.biases or shape.layers[1] or shape.projections:
-        return False
-    rows = {each.weight.shape[0] for layer in model.layers for each in (layer.qkv, layer.gate_up)}
-    columns = {each.weight.shape[1] for layer in model.layers for each in (layer.out, layer.down)}
-    receiving = *rows, model.head.weight.shape[0]
-    return summed_linear.refusal(batch, shape.hidden, sending=(*columns,), receiving=receiving) is None
-
-
-def part(model: Model, ranks: Ranks) -> Model:
-    """Return a process's part of a model: rows of qkv, gate and up and of the head, columns of o and down.
-
-    Raises:
-        ConfigError: something cannot be divided into parts of whole scale blocks.
-    """
-    own = copy.copy(model)
-    own.shape, own.ranks = divided(model.shape, ranks.count), ranks
-    own.kv_heads = model.shape.heads[1], ranks.kv_heads(model.shape.heads[1])
-    own.layers = [_layer(layer, model, ranks) for layer in model.layers]
-    own.head = _rows(model.head, ranks)
-    return own
-
-
-def _layer(layer: Layer, model: Model, ranks: Ranks) -> Layer:
-    shape = model.shape
-    (heads, kv_heads), dim = shape.heads, shape.head_dim
-    kv = ranks.kv_heads(kv_heads)
-    q, k, v = _split(layer.qkv, [heads * dim, kv_heads * dim, kv_heads * dim])
-    own_kv = [_slice(side, slice(kv.start * dim, kv.stop * dim)) for side in (k, v)]
-    if shape.biases:  # rows of gate and up take turns
-        gate_up = _rows(layer.gate_up, ranks)
-    else:
-        rows = layer.gate_up.weight.shape[-2] // 2
-        gate_up = _joined([_rows(half, ranks) for half in _split(layer.gate_up, [rows, rows])])
-    sinks = None if layer.sinks is None else layer.sinks.chunk(ranks.count)[ranks.rank]
-    qkv, out, down = _joined([_rows(q, ranks), *own_kv]), _columns(layer.out, ranks), _columns(layer.down, ranks)
-    return replace(layer, qkv=qkv, out=out, gate_up=gate_up, down=down, sinks=sinks)
-
-
-def _slice(of: Linear, rows: slice) -> Linear:
-    return of._replace(
-        weight=of.weight[..., rows, :],
-        scale=of.scale[..., rows, :],
-        bias=None if of.bias is None else of.bias[..., rows],
-    )
-
-
-def _split(of: Linear, sizes: list[int]) -> list[Linear]:
-    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-    return [_slice(of, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-
-
-def _rows(of: Linear, ranks: Ranks) -> Linear:
-    rows = of.weight.shape[-2] // ranks.count
-    return _joined([_slice(of, slice(ranks.rank * rows, (ranks.rank + 1) * rows))])
-
-
-def _joined(parts: list[Linear]) -> Linear:
-    def cat(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
-        return torch.cat([x.view(torch.uint8) if x.element_size() == 1 else x for x in tensors], dim).view(
-            tensors[0].dtype
-        )
-
-    biases = [each.bias for each in parts if each.bias is not None]
-    weight, scale = cat([each.weight for each in parts], -2), cat([each.scale for each in parts], -2)
-    return parts[0]._replace(weight=weight, scale=scale, bias=cat(biases, -1) if biases else None)
-
-
-def _columns(of: Linear, ranks: Ranks) -> Linear:
-    """Columns of a product whose parts are added up; the bias is the first process's."""
-    weight, scale = (side.chunk(ranks.count, -1)[ranks.rank].contiguous() for side in (of.weight, of.scale))
-    bias = of.bias if of.bias is None or ranks.rank == 0 else torch.zeros_like(of.bias)
-    return of._replace(weight=weight, scale=scale, bias=bias)

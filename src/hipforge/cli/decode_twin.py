@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from hipforge.cli import decode_ops
-from hipforge.cli.decode_ops import ALPHA, EPSILON, PAGE_SIZE, Chain, Layer, Linear, Model
+from hipforge.cli import decode_model, decode_ops
+from hipforge.cli.decode_model import Layer, Linear, Model
+from hipforge.cli.decode_ops import ALPHA, EPSILON, PAGE_SIZE, Chain
 from hipforge.cli.decode_step import Shape
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
@@ -187,7 +188,7 @@ def check(shape: Shape, place: torch.device, batch: int = 4, context: int = 100,
     The tokens are drawn, whatever the model would choose. Each step is compared over the keys and values that the chain
     itself has stored by then. The median, because a rounding may also change which expert a router chooses.
     """
-    model = Model(shape, decode_ops.Random(place))
+    model = Model(shape, decode_model.Random(place))
     chain = decode_ops.chain(model, batch, context, ahead=steps)
     fill(chain)
     generator, errors = torch.Generator().manual_seed(1), []

@@ -21,7 +21,7 @@ from hipforge.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hipforge.cli import decode_ops
+    from hipforge.cli import decode_model
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Step:
         return sum(line.step_us for line in self.lines)
 
 
-def model_step(model: decode_ops.Model, batch: int, context: int, known: dict[Any, Line]) -> Step:
+def model_step(model: decode_model.Model, batch: int, context: int, known: dict[Any, Line]) -> Step:
     """Return a step; ``known`` keeps the ops that do not depend on the context."""
     from hipforge import emulator
     from hipforge.cli import decode_ops
@@ -109,9 +109,9 @@ def command(
     device = devices.current()
     if device.kind != "emulator":
         raise ConfigError(f"time-model works on the emulator, not on {device.kind}; set HIPFORGE_DEVICE=emulator")
-    from hipforge.cli import decode_ops
+    from hipforge.cli import decode_model
 
-    model = decode_ops.Model(shape, decode_ops.Untouched())
+    model = decode_model.Model(shape, decode_model.Untouched())
     console = output.console(stderr=as_json)
     known: dict[Any, Line] = {}
     steps = []
