@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hipforge.errors import EmulatorFault, GuardError
+from hipforge.errors import GuardError
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.checks import require_dtype, require_finite, require_rank, require_tensor
 from hipforge.ops.core.dispatch import Accepted, Decision, Refused, plan_kernel
@@ -20,7 +20,7 @@ from hipforge.ops.core.formats import BLOCK, HALVES
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given_mxfp8
 from hipforge.ops.core.stub import stub
-from hipforge.ops.peers import CHUNK, HEADER, MAX_RANKS, POLLS, SLOTS, Peers, explained
+from hipforge.ops.peers import CHUNK, HEADER, MAX_RANKS, POLLS, SLOTS, Peers, launch
 
 PUBLIC = ("all_reduce", "all_reduce_residual_rms", "all_reduce_residual_rms_mxfp8")
 EXAMPLES = {
@@ -126,10 +126,8 @@ def all_reduce(
     """
     require_tensor(buffer=buffer, addresses=addresses)
     out = torch.empty_like(x) if out is None else out
-    try:
-        all_reduce_out(out, buffer, x, addresses, rank, polls, programmatic.active())
-    except EmulatorFault as error:
-        raise explained(error, Peers(buffer, addresses, rank, polls)) from None
+    given = out, buffer, x, addresses, rank, polls, programmatic.active()
+    launch(all_reduce_out, rank, addresses, polls, *given)
     return out
 
 
@@ -181,13 +179,11 @@ def all_reduce_residual_rms(
     """
     require_tensor(residual=residual, weight=weight, buffer=buffer, addresses=addresses)
     out = torch.empty_like(x) if out is None else out
-    try:
-        all_reduce_rms_out(
-            out, None, residual, None, buffer, x, weight, addresses, epsilon, weight_offset, rank, polls,
-            programmatic.active(),
-        )  # fmt: skip
-    except EmulatorFault as error:
-        raise explained(error, Peers(buffer, addresses, rank, polls)) from None
+    launch(
+        all_reduce_rms_out, rank, addresses, polls,
+        out, None, residual, None, buffer, x, weight, addresses, epsilon, weight_offset, rank, polls,
+        programmatic.active(),
+    )  # fmt: skip
     return out, residual
 
 
@@ -243,13 +239,11 @@ def all_reduce_residual_rms_mxfp8(
     """
     require_tensor(residual=residual, weight=weight, buffer=buffer, addresses=addresses)
     out, scale_out = new_or_given_mxfp8(x, x.shape, out, scale_out)
-    try:
-        all_reduce_rms_out(
-            out, scale_out, residual, also_out, buffer, x, weight, addresses, epsilon, weight_offset, rank, polls,
-            programmatic.active(),
-        )  # fmt: skip
-    except EmulatorFault as error:
-        raise explained(error, Peers(buffer, addresses, rank, polls)) from None
+    launch(
+        all_reduce_rms_out, rank, addresses, polls,
+        out, scale_out, residual, also_out, buffer, x, weight, addresses, epsilon, weight_offset, rank, polls,
+        programmatic.active(),
+    )  # fmt: skip
     return out, scale_out, residual
 
 

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from hipforge.errors import EmulatorFault, GuardError
+from hipforge.errors import GuardError
 from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import require_copyable
@@ -15,7 +15,7 @@ from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import FLOATS
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.outputs import new_or_given
-from hipforge.ops.peers import Peers, explained
+from hipforge.ops.peers import Peers, launch
 
 PUBLIC = ("argmax",)
 EXAMPLES = {"argmax": "M=1,V=128256"}
@@ -119,10 +119,8 @@ def argmax_of_ranks(logits: torch.Tensor, peers: Peers, out: torch.Tensor | None
     require_rank("logits", logits, 2, "[M, V]")
     require_dtype("logits", logits, tuple(FLOATS))
     out = new_or_given(out, logits.shape[:1], torch.int64, logits.device)
-    try:
-        argmax_of_ranks_out(out, logits, *peers, programmatic.active())
-    except EmulatorFault as error:
-        raise explained(error, peers) from None
+    given = out, logits, *peers, programmatic.active()
+    launch(argmax_of_ranks_out, peers.rank, peers.addresses, peers.polls, *given)
     return out
 
 

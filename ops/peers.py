@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -131,12 +132,19 @@ def _shape(ranks: int, rows: int, columns: int) -> tuple[int, int]:
     return rows, HEADER + SLOTS * ranks * whole
 
 
-def explained(error: EmulatorFault, peers: Peers) -> EmulatorFault:
-    """Return a launch's fault, with the reason first where the kernel gave a rank up."""
+def launch(stub: Callable[..., None], rank: int, addresses: torch.Tensor, polls: int, *given: Any) -> None:
+    """Call a stub with what is given, whose kernel waits for other ranks; a fault says first where it gave one up."""
+    try:
+        stub(*given)
+    except EmulatorFault as error:
+        raise _explained(error, rank, len(addresses), polls) from None
+
+
+def _explained(error: EmulatorFault, rank: int, ranks: int, polls: int) -> EmulatorFault:
     if "the kernel trapped" not in str(error):
         return error
     return EmulatorFault(
-        f"rank {peers.rank} of {len(peers.addresses)} gave up: another rank's part did not come in {peers.polls} "
+        f"rank {rank} of {ranks} gave up: another rank's part did not come in {polls} "
         "reads. Every rank makes the same calls in the same order, with the same shapes and dtype, each in a thread or "
         f"process of its own; then make the group anew, since the ranks of this one are out of step\n{error}"
     )

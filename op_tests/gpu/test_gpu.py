@@ -281,7 +281,7 @@ def test_bench_model_measures_two_gpus_beside_one(sums: str) -> None:
     done = subprocess.run([*command, *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     for step in json.loads(done.stdout)["measured"]:  # how long is not asked: other tests run on these GPUs
-        assert step["one_gpu_error"] < 0.1 and step["us"] > 0 < step["one_gpu_us"]
+        assert step["one_gpu_error"] < 0.1 and min(step["us"], step["one_gpu_us"]) > 0
         assert sum(line["calls"] for line in step["lines"] if line["op"].startswith("sum over GPUs")) == 4
 
 

@@ -23,6 +23,11 @@ Timed = tuple[float, Configuration]
 """Rough microseconds of a configuration."""
 
 
+def ceil_div(count: int, by: int) -> int:
+    """Return how many parts of a size there are, the last one short."""
+    return -(-count // by)
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """How a kernel streams its weight, which the model over counts cannot see.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hipforge.ops.core.kernel import Configuration
+from hipforge.ops.core.kernel import Configuration, ceil_div
 
 TILES = (1, 2, 3, 4)  # of 8 rows of W, in a pass
 SHARERS = (1, 2, 4, 8, 16)  # warps that share K
@@ -18,10 +18,6 @@ MOST_BLOCKS = 1 << 20
 SHARED_BYTES = 227 * 1024  # that a block can have
 LINE = 128  # bytes of a row of W in a step
 LONG_RUN_BYTES = 64 * 1024  # of scales that a block keeps, before there are several blocks for each multiprocessor
-
-
-def _ceil(count: int, by: int) -> int:
-    return -(-count // by)
 
 
 def warps(rows: int, tiles: int) -> int:
@@ -39,7 +35,7 @@ def shared_bytes(rows: int, tiles: int, block_rows: int, k: int) -> int:
 def blocks_for(n: int, k: int, units: int) -> int:
     """Return how many blocks share the rows of W: one a multiprocessor, or several where its scales are many."""
     rounds = 1
-    while _ceil(n, units * rounds) * (k // 32) > LONG_RUN_BYTES:
+    while ceil_div(n, units * rounds) * (k // 32) > LONG_RUN_BYTES:
         rounds += 1
     return min(n, units * rounds)
 
@@ -51,8 +47,8 @@ def fewest(n: int, k: int, blocks: int, tiles: int) -> int:
     ``k`` is that of W's scales, 0 where it has none, of which a block keeps no more than :func:`blocks_for` allows.
     """
     rows = 8 * tiles
-    found = _ceil(n, rows * _ceil(_ceil(n, blocks), rows))
-    fits = 2 * found >= blocks and _ceil(n, found) * (k // 32) <= LONG_RUN_BYTES
+    found = ceil_div(n, rows * ceil_div(ceil_div(n, blocks), rows))
+    fits = 2 * found >= blocks and ceil_div(n, found) * (k // 32) <= LONG_RUN_BYTES
     return found if fits else blocks
 
 
@@ -89,13 +85,13 @@ class RowStream:
 
     def steps(self, k: int) -> int:
         """Return how many steps K takes; the last may be partial."""
-        return _ceil(k, self.step_k)
+        return ceil_div(k, self.step_k)
 
     def configurations(self, m: int, n: int, k: int, units: int) -> list[Configuration]:
         """Return what a tuner may try."""
         rows, steps, scaled = self.fitting(m), max(1, self.steps(k)), k if self.scaled else 0
         blocks = blocks_for(n, k, units) if self.scaled else min(n, units)
-        needed = _ceil(_ceil(n, blocks), 8)
+        needed = ceil_div(ceil_div(n, blocks), 8)
         # With fewer, warps without a pass of their own are idle at the end; a power of two: 3 steps have a number too.
         least = min(2 if rows <= 16 else 4, 1 << (steps.bit_length() - 1))
         allowed = [tiles for tiles in TILES if (tiles == 1 and needed == 1) or 2 <= tiles <= max(2, needed)]
@@ -115,11 +111,11 @@ class RowStream:
     def busy(self, n: int, k: int, *, rows: int, tiles: int, sharers: int, blocks: int) -> float:
         """Return how long a warp is busy, in tiles of steps: in each of its passes its steps and one meeting."""
         count = warps(rows, tiles)
-        passes = _ceil(_ceil(_ceil(n, blocks), 8 * tiles), count // sharers)
+        passes = ceil_div(ceil_div(ceil_div(n, blocks), 8 * tiles), count // sharers)
         step = tiles + self.x_per_row * rows
         share = count / 16 if count == 16 or rows == 32 else 0.55
         meetings = passes if self.most_meetings is None or rows > 8 else min(passes, self.most_meetings)
-        return (passes * _ceil(self.steps(k), sharers) * step + meetings * tiles) * share
+        return (passes * ceil_div(self.steps(k), sharers) * step + meetings * tiles) * share
 
     def refusal(self, given: Configuration, key: Sequence[int], arch: str) -> str | None:
         """Return what a kernel needs and does not get in a configuration, or None."""
@@ -131,5 +127,5 @@ class RowStream:
             return f"K of a multiple of {self.step_k} with tiles={tiles}"
         if blocks > n:
             return "blocks of at most N"
-        most = shared_bytes(rows, tiles, _ceil(n, blocks) if self.scaled else 0, k)
+        most = shared_bytes(rows, tiles, ceil_div(n, blocks) if self.scaled else 0, k)
         return None if most <= SHARED_BYTES else f"more blocks: shared memory of {most} bytes exceeds {SHARED_BYTES}"

@@ -11,7 +11,7 @@ Either is a kernel in passes (:data:`PASSES`) for K up to 4096, else the dense k
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 import torch
 
@@ -141,7 +141,7 @@ class Choice:
         renormalize: whether the weights of the token sum to ``scale``.
         scale: of the weights.
         shared_experts: the last so many experts have weight 1.
-        ids: int32 [k + shared_experts], where the first product leaves the experts for the second; made here.
+        ids: int32 [k + shared_experts], where the first product leaves the experts for the second: ``ids_out``, or new.
     """
 
     logits: torch.Tensor
@@ -151,11 +151,12 @@ class Choice:
     renormalize: bool = True
     scale: float = 1.0
     shared_experts: int = 0
-    ids: torch.Tensor = field(default=None)  # type: ignore[assignment]
+    ids_out: InitVar[torch.Tensor | None] = None
+    ids: torch.Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
-        if self.ids is None:
-            object.__setattr__(self, "ids", torch.empty(self.slots, dtype=torch.int32, device=self.logits.device))
+    def __post_init__(self, ids_out: torch.Tensor | None) -> None:
+        ids = torch.empty(self.slots, dtype=torch.int32, device=self.logits.device) if ids_out is None else ids_out
+        object.__setattr__(self, "ids", ids)
 
     @property
     def slots(self) -> int:

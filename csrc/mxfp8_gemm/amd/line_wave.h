@@ -1,7 +1,7 @@
 // 16 rows of MX-FP8 W times at most 8 rows of X, in loads of whole lines, on gfx950.
 //
-// The matrix instruction's operands are 64 bytes of 16 rows in a load, half of a line each; the other half is another load, and where
-// many waves load, the line has left L1 before it: a third of W is asked for twice, in the bytes that a compute unit can have in flight.
+// Otherwise a load takes 64 bytes, half of a line, of each of 16 rows, and a later load the other half. With many waves the line has
+// left L1 by then, so that a third of W is read from L2 twice, out of the bytes that a compute unit can have in flight.
 // Here the instruction's 16 rows are the two halves of the lines of 8 rows:
 //
 //   W, a load:  row 0     | 64 bytes of rows 0 .. 7 of the instruction | those of rows 8 .. 15 |   a line

@@ -17,7 +17,7 @@ import torch
 
 from hipforge import archs
 from hipforge.ops.core import programmatic
-from hipforge.ops.core.kernel import Configuration, Kernel, Timed
+from hipforge.ops.core.kernel import Configuration, Kernel, Timed, ceil_div
 from hipforge.ops.core.row_stream import MOST_BLOCKS, SHARED_BYTES, SHARERS
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp4_gemm.raw import run_raw
@@ -38,17 +38,13 @@ mxfp4_code_stream_out = stub(
 )
 
 
-def _ceil(count: int, by: int) -> int:
-    return -(-count // by)
-
-
 def shared_bytes(n: int, k: int, *, rows: int, tiles: int, sharers: int, splits: int, blocks: int) -> int:
     """Return the shared memory of a block: ring, sums, what a cluster exchanges, X and the scales of its rows of W."""
     slots = 3 if rows == 8 and tiles > 2 else 2
-    steps = _ceil(_ceil(k, STEP_K), splits)
+    steps = ceil_div(ceil_div(k, STEP_K), splits)
     sums = WARPS * (tiles * TILE_ROWS + 4) * rows * 4
     exchanged = 2 * (WARPS // sharers) * tiles * TILE_ROWS * rows * 4 if splits > 1 else 0
-    scales = _ceil(n, blocks) * ((4 * steps + 30) // 16 * 16)
+    scales = ceil_div(n, blocks) * ((4 * steps + 30) // 16 * 16)
     return WARPS * slots * tiles * 512 + sums + 128 + exchanged + steps * rows * 256 + scales
 
 
@@ -59,7 +55,7 @@ def blocks_for(n: int, splits: int, units: int) -> int:
 
 def configurations(m: int, n: int, k: int, units: int) -> list[Configuration]:
     """Return what a tuner may try; none where X is too long for shared memory."""
-    steps = _ceil(k, STEP_K)
+    steps = ceil_div(k, STEP_K)
     for rows in ROWS[:1] if m <= ROWS[0] else ROWS[::-1]:
         found: list[Configuration] = []
         for splits, tiles, sharers in itertools.product(SPLITS, TILES, SHARERS):
@@ -79,10 +75,10 @@ def configurations(m: int, n: int, k: int, units: int) -> list[Configuration]:
 def busy(m: int, n: int, k: int, units: int, given: Configuration, bits: int) -> float:
     """Return how long a block is busy, in pairs of tiles of steps: fitted to an H100's times (docs/measured.md)."""
     rows, tiles, sharers, splits, blocks = (given[name] for name in ("rows", "tiles", "sharers", "splits", "blocks"))
-    own, pairs = _ceil(_ceil(k, STEP_K), splits), _ceil(tiles, 2)
-    rounds = _ceil(_ceil(_ceil(n, blocks), tiles * TILE_ROWS), WARPS // sharers)
-    stream = rounds * (_ceil(own, sharers) * (pairs + 0.3) + 2) + 2 * pairs
-    stream *= (1 + 0.06 * math.log2(WARPS // sharers)) * (1.1 if splits > 1 else 1) * _ceil(blocks * splits, units)
+    own, pairs = ceil_div(ceil_div(k, STEP_K), splits), ceil_div(tiles, 2)
+    rounds = ceil_div(ceil_div(ceil_div(n, blocks), tiles * TILE_ROWS), WARPS // sharers)
+    stream = rounds * (ceil_div(own, sharers) * (pairs + 0.3) + 2) + 2 * pairs
+    stream *= (1 + 0.06 * math.log2(WARPS // sharers)) * (1.1 if splits > 1 else 1) * ceil_div(blocks * splits, units)
     return stream + (0, 2, 2, 10)[SPLITS.index(splits)] + MADE[bits] * own * min(m, rows) / 8
 
 
@@ -170,7 +166,7 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
     _, n, k = key
-    if given["splits"] > _ceil(k, STEP_K):
+    if given["splits"] > ceil_div(k, STEP_K):
         return f"splits of at most one for each {STEP_K} k"
     if given["blocks"] > n:
         return "blocks of at most N"

@@ -15,7 +15,7 @@ import torch
 from hipforge import archs
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.documented import documented_like
-from hipforge.ops.core.kernel import Configuration, Kernel, Timed
+from hipforge.ops.core.kernel import Configuration, Kernel, Timed, ceil_div
 from hipforge.ops.core.stub import stub
 from hipforge.ops.core.tiles import NEAR, Tile, tile_number
 from hipforge.ops.mxfp8_gemm.raw import OPERANDS, k_steps, run_raw
@@ -72,10 +72,6 @@ SHARED_BYTES_PER_US = 2.3e6  # of codes read and written again with shared scale
 COPIED_US = 2.0  # where K is no multiple of 512: scales of W are copied to whole lines
 
 
-def _ceil(count: int, by: int) -> int:
-    return -(-count // by)
-
-
 mxfp8_ring_tiles_out = stub(
     "mxfp8_ring_tiles_out",
     "module_mxfp8_gemm_ring_tiles",
@@ -95,13 +91,13 @@ def workspace_bytes(m: int, n: int, k: int, tile: int, shared: int, k_splits: in
     Teams that share tiles leave their sums there too.
     """
     rows, columns = divmod(tile, 1000)
-    padded, steps = _ceil(m, rows) * rows, k_steps(k)
-    scales = n * 16 * _ceil(k, 512)  # always, since W's scales may start anywhere
+    padded, steps = ceil_div(m, rows) * rows, k_steps(k)
+    scales = n * 16 * ceil_div(k, 512)  # always, since W's scales may start anywhere
     parts = 0
     if tile in TEAM_TILES and k_splits > 1:
-        teams = min(MOST_TEAMS, _ceil(m, rows) * _ceil(n, columns) * k_splits)
+        teams = min(MOST_TEAMS, ceil_div(m, rows) * ceil_div(n, columns) * k_splits)
         parts = teams * rows * columns * 4 + 1024
-    return sum(256 * _ceil(part, 256) for part in (m * k, 4 * steps * padded, scales, n * k * shared, parts))
+    return sum(256 * ceil_div(part, 256) for part in (m * k, 4 * steps * padded, scales, n * k * shared, parts))
 
 
 def _workspace(given: Configuration, key: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -143,25 +139,25 @@ def slots(cluster: int, units: int) -> int:
 
 def _busy_us(m: int, n: int, k: int, tile: Tile, k_splits: int, rate: Rate, units: int) -> float:
     """Return the time of the rounds of a launch's blocks, where clusters share the K of tiles."""
-    blocks = _ceil(m, tile[0]) * _ceil(n, tile[1]) * k_splits
+    blocks = ceil_div(m, tile[0]) * ceil_div(n, tile[1]) * k_splits
     places = slots(k_splits, units)
     beside = rate.blocks > 1 and blocks > places
-    rounds = _ceil(blocks, places * (rate.blocks if beside else 1))
-    steps = _ceil(k_steps(k), k_splits)
+    rounds = ceil_div(blocks, places * (rate.blocks if beside else 1))
+    steps = ceil_div(k_steps(k), k_splits)
     busy = rounds * (steps * (rate.beside_us if beside else rate.step_us) + rate.round_us)
     return busy + (rate.share_us * (1 + 0.35 * (k_splits - 1)) if k_splits > 1 else 0)
 
 
 def _busy_team_us(m: int, n: int, k: int, tile: Tile, k_splits: int, rate: Rate, units: int) -> float:
     """Return the time of the teams' steps: whole tiles in rounds, or the same number of steps for each team."""
-    tiles, steps = _ceil(m, tile[0]) * _ceil(n, tile[1]), k_steps(k)
+    tiles, steps = ceil_div(m, tile[0]) * ceil_div(n, tile[1]), k_steps(k)
     teams = min(MOST_TEAMS, max(1, units // 2), tiles * k_splits)
     if k_splits == 1 or tiles % teams == 0:
-        return _ceil(tiles, teams) * (steps * rate.step_us + rate.round_us)
+        return ceil_div(tiles, teams) * (steps * rate.step_us + rate.round_us)
     if tiles > teams:
-        return tiles * steps / teams * rate.step_us + _ceil(tiles, teams) * rate.round_us + 1.35 * rate.share_us
-    of_team = _ceil(tiles * steps, teams)
-    parts = _ceil(steps, of_team)
+        return tiles * steps / teams * rate.step_us + ceil_div(tiles, teams) * rate.round_us + 1.35 * rate.share_us
+    of_team = ceil_div(tiles * steps, teams)
+    parts = ceil_div(steps, of_team)
     return of_team * rate.step_us + rate.round_us + rate.share_us * (1 + 0.35 * (parts - 1))
 
 
@@ -173,7 +169,7 @@ def _rough_us(m: int, n: int, k: int, tile: Tile, k_splits: int, shared: int, un
 
 
 def _splits(m: int, n: int, k: int, tile: Tile, units: int) -> Iterator[int]:
-    tiles, steps = _ceil(m, tile[0]) * _ceil(n, tile[1]), k_steps(k)
+    tiles, steps = ceil_div(m, tile[0]) * ceil_div(n, tile[1]), k_steps(k)
     for k_splits in TEAM_SPLITS if tile_number(tile) in TEAM_TILES else CLUSTERED:
         if k_splits == 1 or (
             k_splits <= steps and (tile_number(tile) in TEAM_TILES or tiles * k_splits <= slots(k_splits, units))
@@ -214,7 +210,7 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
 def invariant(problem: Any) -> Configuration:
     """Return the configuration that every M gets where results must not depend on it, nor on the card."""
     _, n, k = problem.key
-    k_splits = max(1, min(MULTIPROCESSORS // _ceil(n, INVARIANT_TILE[1]), MOST_SPLITS, k_steps(k)))
+    k_splits = max(1, min(MULTIPROCESSORS // ceil_div(n, INVARIANT_TILE[1]), MOST_SPLITS, k_steps(k)))
     return {"tile": tile_number(INVARIANT_TILE), "k_splits": k_splits, "shared": 0}
 
 

@@ -14,7 +14,7 @@ import torch
 from hipforge import archs
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.documented import documented_like
-from hipforge.ops.core.kernel import Configuration, Kernel, Timed
+from hipforge.ops.core.kernel import Configuration, Kernel, Timed, ceil_div
 from hipforge.ops.core.stub import stub
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import slots
 from hipforge.ops.mxfp8_gemm.raw import OPERANDS, run_raw
@@ -29,12 +29,8 @@ MOST_SPLITS = 8  # blocks of a cluster
 START_US, SPAN_US, SHARE_US, ROUND_US, BYTES_PER_US = 4.2, {32: 1.0, 64: 1.65}, {32: 0.4, 64: 2.0}, 1.8, 2.56e6
 
 
-def _ceil(count: int, by: int) -> int:
-    return -(-count // by)
-
-
 def _blocks(m: int, n: int, rows: int, k_splits: int) -> int:
-    return _ceil(m, rows) * _ceil(n, COLUMNS) * k_splits
+    return ceil_div(m, rows) * ceil_div(n, COLUMNS) * k_splits
 
 
 mxfp8_span_tiles_out = stub(
@@ -81,8 +77,8 @@ def _configurations(m: int, n: int, k: int, units: int) -> list[Configuration]:
 
 def _rough_us(m: int, n: int, k: int, given: Configuration, units: int) -> float:
     rows, k_splits = given["rows"], given["k_splits"]
-    rounds = _ceil(_blocks(m, n, rows, k_splits), slots(k_splits, units))
-    busy = rounds * _ceil(k // SPAN, k_splits) * SPAN_US[rows]
+    rounds = ceil_div(_blocks(m, n, rows, k_splits), slots(k_splits, units))
+    busy = rounds * ceil_div(k // SPAN, k_splits) * SPAN_US[rows]
     shared = SHARE_US[rows] if k_splits > 1 else 0
     return START_US + max(busy, n * k / BYTES_PER_US) + shared + ROUND_US * (rounds - 1)
 

@@ -362,7 +362,8 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         chosen: Any = parts.ids.view(-1)
         if token.choice_refusal(hidden, shape.expert_inner, shape.scoring, bias is not None) is None:
             chosen = token.Choice(
-                parts.scores, shape.top_k, shape.scoring, bias, shared_experts=shape.shared, ids=parts.ids.view(-1)
+                parts.scores, shape.top_k, shape.scoring, bias, shared_experts=shape.shared,
+                ids_out=parts.ids.view(-1),
             )
         else:
             op("choice of experts", "mall", lambda: choose(bias))

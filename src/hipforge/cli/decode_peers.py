@@ -42,7 +42,8 @@ class Weights(NamedTuple):
 
     def of(self, ids: Any) -> Weights:
         """Return those of chosen experts."""
-        return Weights(*(None if part is None else part[ids] for part in self))  # type: ignore[arg-type]
+        scale, bias = (None if part is None else part[ids] for part in (self.scale, self.bias))
+        return Weights(self.weight[ids], scale, bias)
 
     def product(self, found: torch.Tensor) -> torch.Tensor:
         """Return a product with ``weight``, scaled and with the bias."""
@@ -203,7 +204,7 @@ REFERENCE = replace(
 
 @dataclass(frozen=True)
 class Running:
-    """A step in torch: :meth:`__call__` runs it; ``error`` is of what its first layer adds, beside float64."""
+    """A step in torch: ``run`` runs it; ``error`` is of what its first and last layer add, beside float64."""
 
     run: Callable[[], object]
     error: Callable[[], float]
