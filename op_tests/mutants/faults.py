@@ -5,38 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A text of a file, what takes its place, and who notices.
-
-    Attributes:
-        name: area and mistake.
-        file: below the repository's root; the package's folders are real there.
-        text: occurs in it once.
-        becomes: what takes its place.
-        tests: files below op_tests (patterns are allowed), perhaps ``-k`` and a part of names; at least one test fails.
-        arch: the architecture that these tests emulate.
-    """
-
-    name: str
-    file: str
-    text: str
-    becomes: str
-    tests: str
-    arch: str = "gfx950"
-
-
-def _in(folder: str, tests: str, *faults: tuple[str, ...]) -> list[Fault]:
-    """Faults in files below ``folder`` that ``tests`` notice: (name, file, text, becomes[, tests[, arch]])."""
-    return [Fault(f[0], folder + f[1], f[2], f[3], *((tests,) if len(f) < 5 else f[4:])) for f in faults]
-
+from mutants.fault import faults_in
+from mutants.host_faults import HOST_FAULTS
 
 FAULTS = [
     # Dense MX-FP8 GEMM.
-    *_in(
+    *faults_in(
         "csrc/mxfp8_gemm/", "ops/test_block_gemm_kernels.py",
         ("dense/last_step_dropped", "amd/wave_split_kernel.h",
          "return (k + kStep - 1) / kStep * part >> log2_parts;", "return k / kStep * part >> log2_parts;"),
@@ -61,7 +35,7 @@ FAULTS = [
          "ops/test_block_gemm_kernels.py -k group_split"),
     ),
     # Scaled fp8 GEMM and its quantisers.
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_fp8_gemm.py -k one_scale",
         ("fp8/scale_of_the_first_rows_of_w", "mxfp8_gemm/amd/wave_split_kernel.h",
          "w_scales[c] = (in_shared + c * kTile + row) / kShared", "w_scales[c] = (c * kTile + row) / kShared",
@@ -77,13 +51,13 @@ FAULTS = [
         ("fp8/row_of_zeros_has_no_scale", "include/hipforge/device/fp8_scale.h", "return scale == 0.f ? 1.f : scale;",
          "return scale;", "ops/test_fp8_quant_rows.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/include/hipforge/", "ops/test_block_gemm_kernels.py",
         ("dense/first_group_adds", "amd/last_group.h", "        last = 0;\n", "        last = 1;\n"),
         ("dense/last_wave_of_16_lost", "amd/wave_parts.h", "for (uint32_t i = 1; i < parts; ++i) total",
          "for (uint32_t i = 1; i + 1 < parts; ++i) total"),
     ),
-    *_in(
+    *faults_in(
         "csrc/mxfp8_gemm/", "ops/test_mxfp8_gemm_refusals.py -k guarded",
         ("guards/scales_of_w_unchecked", "guards.h", 'check_operand(ws, "Ws", kE8m0, {n, k / kMxBlock}, kPerBlock);',
          ""),
@@ -92,7 +66,7 @@ FAULTS = [
         ("guards/bias_of_any_length", "guards.h", 'out.dtype(), {n}, " = [N]");',
          'out.dtype(), {(*bias).numel()}, " = [N]");'),
     ),
-    *_in(
+    *faults_in(
         "csrc/mxfp8_gemm/amd/", "ops/test_block_gemm_kernels.py ops/test_mxfp8_gemm_refusals.py -k group_split",
         ("dense/another_part_twice", "group_split_kernel.h", "at[i], s * bytes);", "at[i], 0);"),
         ("dense/own_first_part_forgotten", "group_split_kernel.h", "split == 0 ? own[i] : loaded[i][0];",
@@ -105,7 +79,7 @@ FAULTS = [
          "at[i] != dev::kOutOfRange"),
     ),
     # Grouped MX-FP8 GEMM.
-    *_in(
+    *faults_in(
         "csrc/mxfp8_grouped_gemm/amd/", "ops/test_mxfp8_grouped_gemm_split.py",
         ("grouped/slot_weights_forgotten", "split_kernel.h",
          "if (p.slot_weights != nullptr) values *= p.slot_weights[slot];", ""),
@@ -119,7 +93,7 @@ FAULTS = [
         ("grouped/gate_up_bias_of_expert_0", "gate_up_kernel.h", "p.biases + uint64_t{expert} * n + w_column",
          "p.biases + w_column", "ops/test_grouped_gate_up.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/mxfp8_grouped_gemm/amd/", "ops/test_mxfp8_grouped_gemm_stream.py",
         ("grouped/sums_not_waited_for", "split_kernel.h", "__syncthreads();  // the next sums take the same LDS", "",
          "ops/test_mxfp8_grouped_gemm_split.py"),
@@ -148,7 +122,7 @@ FAULTS = [
         ("grouped/one_word_for_all_blocks", "gate_up_kernel.h", "uint64_t{pass_slot} * blocks + scale_block)",
          "uint64_t{pass_slot} * blocks)", "ops/test_grouped_gate_up.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_mxfp8_grouped_gemm_lines.py",
         ("lines/one_scale_for_both_halves", "mxfp8_gemm/amd/line_wave.h", "half_of_line(lane) * 2 + group % 2", "group % 2"),
         ("lines/second_halves_left_out", "mxfp8_gemm/amd/line_wave.h",
@@ -158,7 +132,7 @@ FAULTS = [
          "problem.k % wave_split::kLinePair == 0", "problem.k % wave_split::kStep == 0"),
     ),
     # Grouped scaled fp8 GEMM.
-    *_in(
+    *faults_in(
         "csrc/mxfp8_grouped_gemm/amd/", "ops/test_grouped_formats.py ops/test_grouped_gate_up.py",
         ("grouped_fp8/scale_of_the_slot", "split_kernel.h", "pass.row_of(slot) * sizeof(float)", "slot * sizeof(float)"),
         ("grouped_fp8/scales_of_the_first_expert", "split_kernel.h", "uint64_t{expert} * of_expert", "uint64_t{0} * of_expert"),
@@ -181,7 +155,7 @@ FAULTS = [
          "mine_at < end"),
     ),
     # Grouped GEMM with MXFP4 weights.
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_grouped_formats.py ops/test_moe.py",
         ("grouped_mxfp4/second_step_where_it_is_in_x", "mxfp8_gemm/amd/wave_split_kernel.h",
          "offset + ahead * in_w(kStep) + i * OfW::kStride, in_w(at", "offset + ahead * kStep + i * OfW::kStride, in_w(at"),
@@ -192,7 +166,7 @@ FAULTS = [
         ("grouped_mxfp4/weight_of_any_k", "mxfp8_grouped_gemm/guards.h", "w.size(2) * (given.fp4 ? 2 : 1)", "given.k"),
     ),
     # fp8 scales that a norm or SwiGLU chooses.
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_rmsnorm_fp8.py ops/test_swiglu_fp8.py",
         ("fused_dynamic/largest_of_one_wave", "include/hipforge/device/fp8_scale.h",
          "(kThreads == 0 ? threads : kThreads) / kWaveSize", "1u"),
@@ -206,7 +180,7 @@ FAULTS = [
         ("fused_dynamic/what_is_not_in_registers_is_not_looked_at", "rmsnorm_fp8/rmsnorm_fp8.cu",
          "      look_at_pair(at, load_pair(values, at), load_pair(weight, at));", "      continue;"),
     ),
-    *_in(
+    *faults_in(
         "ops/", "ops/test_moe.py",
         ("moe_fp8/blocks_quantised_by_rows", "fp8_quant.py", "Scales.BLOCKS: fp8_quant_blocks", "Scales.BLOCKS: fp8_quant_rows"),
         ("moe_fp8/bias_of_the_second_product_forgotten", "moe.py",
@@ -216,13 +190,13 @@ FAULTS = [
          "*routing.aligned, routing.slots, block_m, 1, routing.weights,"),
     ),
     # MXFP4 GEMM.
-    *_in(
+    *faults_in(
         "csrc/mxfp4_gemm/amd/", "ops/test_mxfp4_gemm.py",
         ("mxfp4/shuffled_scale_of_the_other_step", "mxfp4_kernel.h", "kShuffledScaleBytes + step % 2 * 2",
          "kShuffledScaleBytes + step % 2"),
         ("mxfp4/partial_step_dropped", "mxfp4_kernel.h", "if (whole_end < end) {", "if (false) {"),
     ),
-    *_in(
+    *faults_in(
         "csrc/mxfp4_gemm/amd/", "ops/test_mxfp4_made.py -k tails",
         ("mxfp4/made_scale_of_half_a_block", "mxfp4_made_kernel.h", "quad_lanes<1, 0, 3, 2>(of_two)", "of_two"),
         ("mxfp4/made_reads_w_past_k", "mxfp4_made_kernel.h",
@@ -235,7 +209,7 @@ FAULTS = [
         ("mxfp4/made_first_steps_again", "mxfp4_made_kernel.h", "ring[j].load(w, step + (2 + j) * kLoadSteps, end, k);",
          "ring[j].load(w, step + j * kLoadSteps, end, k);", "ops/test_mxfp4_made.py -k two_launches"),
     ),
-    *_in(
+    *faults_in(
         "csrc/include/hipforge/amd/mx_tiles/", "ops/test_block_gemm_kernels.py -k mxfp4",
         ("mxfp4/x_scales_past_k", "kernel.h", "next_scales.x[t][h] >> lane / kTile * 8 & mask;",
          "next_scales.x[t][h] >> lane / kTile * 8;",
@@ -260,7 +234,7 @@ FAULTS = [
          "wait_and_meet<(C::kStages - 2) * C::kLoads + loads_between(0, kHalfSlots) + 1>();"),
     ),
     # Skinny FP8 GEMM.
-    *_in(
+    *faults_in(
         "csrc/fp8_skinny_gemm/", "ops/test_fp8_skinny_gemm_*.py",
         ("skinny/reads_past_k", "amd/queue_kernel.h", "buffer, chunk + load * kLoadK < left ?", "buffer, true ?"),
         ("skinny/producer_overwrites_what_is_read", "amd/queue_kernel.h", "wait_for(flag, place.free);", ";",
@@ -281,7 +255,7 @@ FAULTS = [
          "for (uint32_t s = 1; s < slices; ++s) sum += *reinterpret_cast<const Four*>(partials + s * count + first);",
          "for (uint32_t s = 1; s + 1 < slices; ++s) sum += *reinterpret_cast<const Four*>(partials + s * count + first);"),
     ),
-    *_in(
+    *faults_in(
         "csrc/fp8_skinny_gemm/amd/", "ops/test_fp8_skinny_gemm_kernels.py -k wave_split",
         ("skinny/tail_reads_the_padding", "wave_split_kernel.h", "at + chunk + i * kHalfStep < k",
          "at + i * kHalfStep < k"),
@@ -302,7 +276,7 @@ FAULTS = [
          "\n  const auto store"),
     ),
     # Decode attention.
-    *_in(
+    *faults_in(
         "csrc/decode_attention/", "ops/test_decode_attention_kinds.py",
         ("attention/halves_of_v_swapped", "amd/half_products.h",
          "__builtin_amdgcn_perm(keys[2 * i + 1], keys[2 * i], kLowHalves)",
@@ -339,7 +313,7 @@ FAULTS = [
         ("attention/sink_of_another_head", "amd/merge_kernel.h", "problem.sinks, head);", "problem.sinks, 0);",
          "ops/test_decode_attention_sinks_window.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/decode_attention/",
         "ops/test_decode_attention_configurations.py ops/test_decode_attention_kinds.py",
         ("attention/one_key_too_many", "amd/tile_rows.h", "if (own_left <= kTileN * t + r)",
@@ -399,7 +373,7 @@ FAULTS = [
         ("attention/hidden_by_the_longest", "amd/tile_rows.h", "static_cast<int32_t>(tokens.count - 1 -",
          "static_cast<int32_t>(p.mq - 1 -", "ops/test_decode_attention_ragged.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/decode_attention/amd/", "ops/test_decode_attention_gathered.py",
         ("gathered/page_of_the_first_key", "gathered_kernel.h", "table[p.page_size.quotient(key)]", "table[0]"),
         ("gathered/pages_of_the_block_before", "gathered_kernel.h", "min(first + kBlockN, whole - 1)", "first"),
@@ -424,14 +398,14 @@ FAULTS = [
         ("gathered/more_columns_stored", "gathered_kernel.h", "if (from >= count) return;", ""),
     ),
     # Norms, activations, quantisers, RoPE.
-    *_in(
+    *faults_in(
         "csrc/rmsnorm_fp8/", "ops/test_rmsnorm_fp8.py",
         ("norm/every_other_pair", "rmsnorm_fp8.cu", "at < count; at += 2 * threads) {", "at < count; at += 4 * threads) {"),
         ("norm/sums_not_waited_for", "row.h", "  __syncthreads();\n  float total", "  float total"),
         ("norm/residual_not_stored", "rmsnorm_fp8.cu", "kept[at + half * threads] = r.chunk[half];", ";"),
         ("norm/epsilon_forgotten", "rmsnorm_fp8.cu", "reciprocal_root(mean + arguments.epsilon)", "reciprocal_root(mean)"),
     ),
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_swiglu_fp8.py",
         ("quantise/largest_scale_has_no_inverse", "include/hipforge/device/mx_encode.h", "byte >= 2 * kE8m0Bias ? kSubnormal",
          "byte > 2 * kE8m0Bias ? kSubnormal", "ops/test_swiglu_fp8.py ops/test_mx_quantize.py ops/test_extreme_scales.py"),
@@ -457,7 +431,7 @@ FAULTS = [
         ("rope/int4_code_not_rounded", "rope_and_cache/store.h", "__builtin_floorf(steps[i] + 0.5f)",
          "__builtin_floorf(steps[i])", "ops/test_rope_and_cache.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_mx_quantize.py",
         ("swiglu/nan_lost_in_the_clamp", "include/hipforge/device/swiglu.h", "return value > limit ? limit : value;",
          "return __builtin_fminf(value, limit);", "ops/test_swiglu_fp8.py"),
@@ -475,7 +449,7 @@ FAULTS = [
          "(first ? turned : -turned)", "ops/test_rope_and_cache.py"),
     ),
     # Sparse attention.
-    *_in(
+    *faults_in(
         "csrc/", "ops/test_sparse_attention.py",
         ("sparse/causal_cut_one_late", "sparse_attention/amd/block_scores.cu", "length + token + 1 - tokens - first",
          "length + token + 2 - tokens - first", "ops/test_sparse_attention.py -k scores_are"),
@@ -499,7 +473,7 @@ FAULTS = [
          "ops/test_rope_and_cache_index.py -k fp8-True"),
     ),
     # Routing.
-    *_in(
+    *faults_in(
         "csrc/moe_routing/", "ops/test_topk_gating.py",
         ("routing/zeros_of_two_signs", "gating.h", "value == 0.f ? 0.f : value", "value"),
         ("routing/group_by_its_best_alone", "topk_gating.cu", "key_of(value_of(best) + value_of(second));", "best;"),
@@ -514,7 +488,7 @@ FAULTS = [
         ("routing/bias_of_the_first_experts", "amd/router_kernel.h", "sum += a.bias[first_expert + column];",
          "sum += a.bias[column];", "ops/test_router_gemm.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/moe_routing/", "ops/test_topk_gating.py",
         ("routing/ties_to_the_higher_index", "gating.h", "const bool wrong = keys[j] < keys[j + 1];",
          "const bool wrong = keys[j] <= keys[j + 1];"),
@@ -528,7 +502,7 @@ FAULTS = [
         ("routing/one_wave_left_out", "amd/router_kernel.h", "for (int i = 0; i < kWaves; ++i) sum +=",
          "for (int i = 1; i < kWaves; ++i) sum +=", "ops/test_router_gemm.py"),
     ),
-    *_in(
+    *faults_in(
         "csrc/argmax/", "ops/test_argmax.py -k equal",
         ("argmax/last_of_equal_ones", "argmax.cu", "for (int i = kChunk - 1; i >= 0; --i)", "for (int i = 0; i < int{kChunk}; ++i)"),
         ("argmax/any_call_of_a_rank", "argmax.cu", "if (units[1] == number && units[3] == number) break;", "break;",
@@ -536,7 +510,7 @@ FAULTS = [
         ("argmax/last_of_equal_ranks", "argmax.cu", "return least_of_wave(is_rank && units[0] == best ? units[2] : kNoIndex);",
          "return hf::dev::largest_of_wave(is_rank && units[0] == best ? units[2] : 0);", "ops/test_argmax.py -k rank"),
     ),
-    *_in(
+    *faults_in(
         "csrc/all_reduce/", "ops/test_all_reduce.py -k sends or older or one_by_one",
         ("all_reduce/one_slot", "all_reduce.cu", "number % kSlots * a.ranks * sender", "0"),
         ("all_reduce/any_number_taken", "all_reduce.cu", "if (missing == 0) break;", "break;"),
@@ -545,93 +519,5 @@ FAULTS = [
         ("all_reduce/sent_to_the_first_place", "all_reduce.cu", "slot + a.rank * sender", "slot",
          "ops/test_all_reduce.py -k same_time"),
     ),
-    # What ops decide in Python.
-    *_in(
-        "ops/core/", "ops/test_tuned_tables.py ops/test_dispatch.py",
-        ("tables/row_of_any_device_first", "tuned.py", "return cell.get(cu_num) or cell.get(ANY_CU)",
-         "return cell.get(ANY_CU) or cell.get(cu_num)"),
-        ("tables/model_may_choose_the_fallback", "tuned.py",
-         'if source.startswith("model:") and values.get("use_hip") == 0:', "if False:"),
-        ("tables/row_of_the_value_skipped", "tuned.py", "tuned[bisect.bisect_left(tuned, value) :]",
-         "tuned[bisect.bisect_right(tuned, value) :]", "ops/test_tuned_tables.py -k reaches"),
-        ("tables/fallback_row_ignored", "family.py", 'if row.values.get("use_hip") == 0:', "if False:"),
-        ("checks/out_of_another_dtype", "checks.py", "    require_operand(name, out, (dtype,), shape,",
-         "    require_operand(name, out, (out.dtype,), shape,", "ops/test_argument_memory.py -k another_dtype"),
-        ("checks/expanded_out_taken", "checks.py", "if size > 1 and stride == 0:", "if False:",
-         "ops/test_rope_and_cache.py ops/test_given_outputs.py jit/test_argument_errors.py"),
-    ),
-    # The build cache and the call.
-    *_in(
-        "jit/", "jit/test_jit_key.py",
-        ("binding/written_arguments_of_one_view", "call/binding_overlap.h", "same_view(written, other) && !self->writable[j]",
-         "same_view(written, other)", "jit/test_abi_hidden_facts.py"),
-        ("binding/expanded_argument_written", "call/binding_overlap.h", "if (meets_itself(&args[i].value.tensor)) {", "if (0) {",
-         "jit/test_abi_hidden_facts.py"),
-        ("jit/variant_not_in_the_key", "spec.py", '"variant": json.dumps(dict(variant)),', '"variant": "",'),
-        ("jit/environment_not_in_the_key", "spec.py", '    "CPATH",\n', ""),
-        ("jit/target_not_in_the_key", "spec.py", '        "target": target,\n', ""),
-        ("jit/ctime_ignored", "digest.py", "            and known[3] == stat.st_ctime_ns\n", "",
-         "jit/test_jit_cache.py jit/test_jit_stability.py jit/test_jit_inputs.py jit/test_jit_key.py"),
-        ("jit/fresh_files_remembered", "digest.py", "_RACE_NS = 2_000_000_000", "_RACE_NS = 0",
-         "jit/test_jit_cache.py jit/test_jit_stability.py jit/test_jit_inputs.py jit/test_jit_key.py"),
-        ("jit/blanks_in_depfiles", "cache/depfile.py", 'name += run[: len(run) // 2] + " " if len(run) % 2 else run',
-         'name += run[: len(run) // 2] if len(run) % 2 else run', "jit/test_jit_inputs.py jit/test_jit_build.py"),
-        ("jit/changed_header_ignored", "cache/store.py", "if digests.of(spec.roots.show(hidden)) != digest:", "if False:",
-         "jit/test_jit_cache.py jit/test_jit_key.py jit/test_jit_inputs.py"),
-        ("jit/damaged_library_loaded", "cache/store.py",
-         "if digests.of(str(entry.library)) != entry.manifest.library_sha256:", "if False:",
-         "jit/test_jit_cache.py jit/test_jit_faults.py"),
-        ("jit/group_may_write", "cache/trust.py", "    if found.st_mode & _OTHERS_WRITE:\n", "    if found.st_mode & stat.S_IWOTH:\n",
-         "jit/test_jit_trust.py"),
-        ("jit/failure_outlives_its_cause", "cache/failures.py", "if digests.all_match(pairs):", "if True:",
-         "jit/test_jit_build.py jit/test_jit_faults.py jit/test_jit_inputs.py"),
-        ("jit/earlier_header_not_looked_for", "cache/depfile.py", "for place in (*folders, *search[:number])))",
-         "for place in folders))", "jit/test_jit_inputs.py jit/test_jit_build.py jit/test_jit_key.py jit/test_jit_cache.py"),
-        ("jit/argument_given_twice", "call/signature.py", "            if key in values:\n", "            if False:\n",
-         "jit/test_abi.py"),
-        ("jit/unknown_limits_taken", "registry.py", 'raise self.fail(key, f"unknown limit', 'str(f"unknown limit',
-         "jit/test_jit_registry.py jit/test_jit_wrong_json.py"),
-    ),
-    # The emulator.
-    *_in(
-        "emulator/", "emulator/test_emulator_exec_integer.py",
-        ("emulator/packed_shift_by_16", "native/exec_packed.cpp", "PAIR2(v_pk_lshlrev_b16, U2, u16, u32{y} << (x & 15));",
-         "PAIR2(v_pk_lshlrev_b16, U2, u16, u32{y} << (x & 31));"),
-        ("emulator/missing_wait_unseen", "native/checkers_lds.cpp",
-         "if (rec.dma ? s.vm_done >= rec.write_seq : rec.write_wave == c.wave || s.lgkm_done >= rec.write_seq) return;",
-         "return;", "emulator/test_emulator_checkers.py"),
-        ("emulator/readers_before_a_barrier", "native/checkers_lds.cpp",
-         "if (c.options.check_strict || !in_order)", "if (c.options.check_strict)",
-         "emulator/test_emulator_races.py emulator/test_emulator_checker_rules.py"),
-        ("emulator/scale_of_another_block", "native/matrix_integers.h", "= from[lane] >> shift & 255",
-         "= from[lane % 16] >> shift & 255", "emulator/test_emulator_matrix.py"),
-        ("emulator/operand_of_another_instruction", "native/matrix_integers.h", "&& same(regs, slot.bits, count)",
-         "&& same(regs, slot.bits, 1)", "emulator/test_emulator_matrix_integers.py"),
-        ("emulator/index_set_of_abid_alone", "native/matrix.cpp", "(args.cbsz & 3) == 0 ? args.abid % sets : 0;",
-         "args.abid % sets;", "emulator/test_emulator_matrix.py"),
-        ("emulator/lanes_of_b_as_they_are", "native/matrix.cpp", "case 3: return (lane + 16) % kMatrixLanes;",
-         "case 3: return lane;", "emulator/test_emulator_matrix.py"),
-        ("emulator/chunks_of_k_in_a_row", "native/matrix_elements.h", "chunk * g + j % chunk + chunk * groups * (j / chunk);",
-         "chunk * g + j % chunk + chunk * (j / chunk);", "emulator/test_emulator_matrix.py"),
-        ("emulator/signed_zeros_alike", "native/half_rules.h", "Half(maximum ? a.bits & b.bits : a.bits | b.bits)", "a",
-         "emulator/test_emulator_exec_packed.py emulator/test_emulator_exec_float.py emulator/test_emulator_exec_exhaustive.py"),
-    ),
-    # Layers and tuners.
-    *_in(
-        "src/hipforge/weights/", "nn/test_shared_scales.py",
-        ("weights/shared_below_its_bound", "sharing.py", "most - own + 8", "most - own + 5"),
-        ("weights/nan_code_shared", "sharing.py", " & (largest != _NAN_CODE)", ""),
-    ),
-    *_in(
-        "", "nn/test_nn.py",
-        ("nn/page_not_turned", "src/hipforge/nn/cache.py", "held[position // self.page_size] * self.page_size",
-         "held[0] * self.page_size", "nn/test_nn.py nn/test_generate.py"),
-        ("nn/bias_forgotten", "src/hipforge/nn/linear.py",
-         "return mxfp8_linear(q, scale, self.weight, self.weight_scale, self.bias, out)",
-         "return mxfp8_linear(q, scale, self.weight, self.weight_scale, None, out)"),
-        ("tuning/nan_taken_for_right", "tuning/search.py", "if not error <= max_error:", "if error > max_error:",
-         "ops/test_tuning.py"),
-        ("tuning/other_rows_lost", "tuning/table_writer.py", "merged = {**read_existing(schema, path), **new}",
-         "merged = {**new}", "ops/test_tuning.py ops/test_tuned_tables.py"),
-    ),
+    *HOST_FAULTS,
 ]  # fmt: skip

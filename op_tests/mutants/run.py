@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from mutants.faults import FAULTS, Fault
+from mutants.fault import Fault
+from mutants.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")

@@ -38,13 +38,14 @@ from hipforge.errors import (
     ToolchainError,
 )
 from hipforge.ops.core import dispatch
-from stress import attention, gemms, layers, quantised, routing, sparse, supervised
+from stress import attention, experts, gemms, layers, quantised, rotation, routing, sparse, supervised
 from stress.case import Arguments, Op, Rng
 from stress.mutations import spoilt
 
 _DECLARED = (op for ops in declared("STRESS") for op in ops)
 OPS: tuple[Op, ...] = (
-    *gemms.OPS, *layers.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *sparse.OPS, *_DECLARED,
+    *gemms.OPS, *experts.OPS, *layers.OPS, *quantised.OPS, *routing.OPS, *attention.OPS, *rotation.OPS, *sparse.OPS,
+    *_DECLARED,
 )  # fmt: skip
 # No guard backs these up: only the op's own checks refuse such a call.
 FLOAT32_MAX, FLOAT32_LEAST = (2 - 2.0**-23) * 2.0**127, 2.0**-149

@@ -146,6 +146,10 @@ class Span:
             a, b = self.low * factor, self.high * factor
         return Span(np.minimum(a, b), np.maximum(a, b))
 
+    def plus(self, addend: Array) -> Span:
+        """The span of the sum with exact values."""
+        return Span(self.low + addend, self.high + addend)
+
     def rounded(self, dtype: torch.dtype) -> Span:
         """The span after rounding to a dtype."""
         return self.map(FORMATS[dtype].round)

@@ -10,8 +10,9 @@ import torch
 from hipforge import nn
 from hipforge.nn.moe import Activation, Routing
 from stress.case import Arguments, Op, Rng
+from stress.experts import by_blocks
 from stress.floats import Span, same, values
-from stress.gemms import BF16, by_blocks, mx_values, payload, product, with_bias
+from stress.gemms import BF16, mx_values, payload, product, with_bias
 
 # What may be done to a model: of a plain buffer each makes one of a dtype that no kernel takes, or rounds it.
 CASTS: tuple[tuple[str | torch.dtype, ...], ...] = (
