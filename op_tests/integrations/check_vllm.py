@@ -126,16 +126,9 @@ def loader(*args, **kwargs):
     raise AssertionError("nothing is loaded from a file here")
 
 
-def compressed_tensors():
-    return CompressedTensorsW8A8Mxfp8()
-
-
-def quark():
-    return QuarkOCP_MX(kMxfp8Static, kMxfp8Dynamic)
-
-
-def modelopt():
-    return ModelOptLinearMethod(QuantSpec(weight=kMxfp8Static, activation=kMxfp8Dynamic), CkptCtx())
+compressed_tensors = lambda: CompressedTensorsW8A8Mxfp8()
+quark = lambda: QuarkOCP_MX(kMxfp8Static, kMxfp8Dynamic)
+modelopt = lambda: ModelOptLinearMethod(QuantSpec(weight=kMxfp8Static, activation=kMxfp8Dynamic), CkptCtx())
 
 
 def of_scheme(make):
@@ -313,6 +306,10 @@ def test_vllms_choice_of_experts_takes_ours_for_weights_as_they_are_loaded():
     assert select_mxfp8_moe_backend(moe_config())[1] is HipforgeMxfp8Experts
 
 
+def supported(experts, config, *keys, form=mk.FusedMoEActivationFormat.Standard):
+    return experts.is_supported_config(experts, config, *keys, form)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -324,11 +321,7 @@ def test_vllms_choice_of_experts_takes_ours_for_weights_as_they_are_loaded():
     ],
 )
 def test_experts_that_are_not_taken_fall_through_with_the_reason(changes, reason):
-    config = moe_config(**changes)
-    standard = mk.FusedMoEActivationFormat.Standard
-    taken, why = HipforgeMxfp8Experts.is_supported_config(
-        HipforgeMxfp8Experts, config, kMxfp8Static, kMxfp8Dynamic, standard
-    )
+    taken, why = supported(HipforgeMxfp8Experts, moe_config(**changes), kMxfp8Static, kMxfp8Dynamic)
     assert not taken and reason in why
 
 
@@ -393,8 +386,7 @@ def test_fp8_experts_compute_what_the_op_computes(kind):
 )
 def test_vllms_choice_of_fp8_experts(keys, changes, reason):
     config = moe_config(**({"hidden_dim": 256, "intermediate_size": 128, "moe_backend": "triton"} | changes))
-    standard = mk.FusedMoEActivationFormat.Standard
-    taken, why = HipforgeFp8Experts.is_supported_config(HipforgeFp8Experts, config, *keys, standard)
+    taken, why = supported(HipforgeFp8Experts, config, *keys)
     assert taken == (reason is None) and (reason is None or reason in why)
     if taken:
         backend, experts = select_fp8_moe_backend(config, *keys)
@@ -427,9 +419,7 @@ def test_mxfp4_experts_of_gpt_oss_take_the_place_of_vllms_emulation():
 
 def test_tokens_batched_by_expert_are_refused():
     batched = mk.FusedMoEActivationFormat.BatchedExperts
-    taken, why = HipforgeMxfp8Experts.is_supported_config(
-        HipforgeMxfp8Experts, moe_config(), kMxfp8Static, kMxfp8Dynamic, batched
-    )
+    taken, why = supported(HipforgeMxfp8Experts, moe_config(), kMxfp8Static, kMxfp8Dynamic, form=batched)
     assert not taken and str(batched.value) in why
 
 
@@ -457,9 +447,7 @@ def test_our_methods_take_what_vllms_call_them_with():
         (HipforgeMxfp8LinearKernel, kernels.Mxfp8LinearKernel),
         (HipforgeFp8LinearKernel, kernels.FP8ScaledMMLinearKernel),
         (HipforgeFp8BlockLinearKernel, kernels.Fp8BlockScaledMMLinearKernel),
-        (HipforgeFp8Experts, mk.FusedMoEExpertsModular),
-        (HipforgeMxfp4Experts, mk.FusedMoEExpertsModular),
-        (HipforgeMxfp8Experts, mk.FusedMoEExpertsModular),
+        *((own, mk.FusedMoEExpertsModular) for own in (HipforgeFp8Experts, HipforgeMxfp4Experts, HipforgeMxfp8Experts)),
         (HipforgeAttentionImpl, TritonAttentionImpl),
         (HipforgeAttentionBackend, HipforgeAttentionBackend.__mro__[1]),
     ]
@@ -471,9 +459,7 @@ def test_our_methods_take_what_vllms_call_them_with():
         for name in own:
             wanted = inspect.signature(getattr(theirs, name)).parameters
             got = inspect.signature(getattr(ours, name)).parameters
-            if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in got.values()):
-                continue
-            if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in got.values()):
+            if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in got.values()):
                 continue
             assert list(got) == list(wanted), (ours, name)
             for parameter, value in wanted.items():

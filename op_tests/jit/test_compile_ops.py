@@ -17,11 +17,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hipforge.csrc
 import hipforge.ops
-from hipforge.errors import ArchError, BuildError, ConfigError, GuardError
+from hipforge.errors import ArchError, BuildError, ConfigError, EmulatorFault, GuardError, LaunchError
 from hipforge.jit import loader, registry
+from hipforge.jit.call import bench_hook
 from hipforge.jit.call.signature import signature_of
 from hipforge.jit.compile_ops import Stub, compile_ops
 
@@ -116,12 +119,8 @@ def endless_out(out: torch.Tensor) -> None: ...
 def bad_grid_out(out: torch.Tensor) -> None: ...
 
 
-@compile_ops(
-    "module_test_scale_variants",
-    fc_name="scale_out",
-    variant=lambda out, x, bias, factor: {"FACTOR": x.shape[0]},
-)
-def variant_out(out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None, factor: float = 2.0) -> None: ...
+by_rows = lambda out, x, bias, factor: {"FACTOR": x.shape[0]}
+variant_out = compile_ops("module_test_scale_variants", fc_name="scale_out", variant=by_rows)(scale_out.__wrapped__)
 
 
 # ---- decoration ----
@@ -227,25 +226,21 @@ def test_a_variant_is_chosen_by_the_calls_own_arguments():
 
 
 def test_an_undeclared_variant_value_is_a_guard_error_with_the_accepted_ones():
-    with pytest.raises(GuardError, match="variant_out: FACTOR = 2 is not supported; accepted: 1, 3"):
+    with pytest.raises(GuardError, match="scale_out: FACTOR = 2 is not supported; accepted: 1, 3"):
         variant_out(torch.empty(2), torch.ones(2))
 
 
 def test_a_variant_value_that_is_no_integer_is_a_guard_error_with_the_accepted_ones():
-    @compile_ops(
-        "module_test_scale_variants", fc_name="scale_out", variant=lambda out, x, bias, factor: {"FACTOR": factor}
-    )
-    def of_a_float(
-        out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None, factor: float = 2.0
-    ) -> None: ...
+    variant = lambda out, x, bias, factor: {"FACTOR": factor}
+    of_a_float = compile_ops("module_test_scale_variants", fc_name="scale_out", variant=variant)(scale_out.__wrapped__)
 
-    with pytest.raises(GuardError, match=r"of_a_float: FACTOR = 3\.0 is not supported; accepted: 1, 3"):
+    with pytest.raises(GuardError, match=r"scale_out: FACTOR = 3\.0 is not supported; accepted: 1, 3"):
         of_a_float(torch.empty(2), torch.ones(2), None, 3.0)
 
 
 def test_a_wrong_argument_is_named_before_the_variant_function_trips_over_it():
     variant_out(torch.empty(3), torch.ones(3))
-    with pytest.raises(GuardError, match=r"variant_out: argument 'x' must be a torch\.Tensor; got int"):
+    with pytest.raises(GuardError, match=r"scale_out: argument 'x' must be a torch\.Tensor; got int"):
         variant_out(torch.empty(3), 7)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
         variant_out(torch.empty(3))
@@ -354,10 +349,7 @@ def test_sixteen_threads_that_call_first_get_one_load(monkeypatch):
 
     monkeypatch.setattr(loader, "load", slow_load)
 
-    @compile_ops("module_test_scale", fc_name="scale_out")
-    def threaded_out(
-        out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None, factor: float = 2.0
-    ) -> None: ...
+    threaded_out = compile_ops("module_test_scale")(scale_out.__wrapped__)
 
     barrier = threading.Barrier(16)
     results: list[torch.Tensor] = []
@@ -403,15 +395,11 @@ def test_a_process_forked_before_the_first_call_calls(registered):
 
 
 def test_one_element_past_the_end_is_a_fault_that_names_the_argument():
-    from hipforge.errors import EmulatorFault
-
     with pytest.raises(EmulatorFault, match=r"overrun_out: (.|\n)*\bout\b"):
         overrun_out(torch.empty(8))
 
 
 def test_a_refused_launch_is_a_launch_error_or_its_fault():
-    from hipforge.errors import LaunchError
-
     with pytest.raises(LaunchError, match="bad_grid_out"):
         bad_grid_out(torch.empty(8))
 
@@ -433,8 +421,6 @@ def test_ctrl_c_ends_an_emulated_launch_and_the_next_call_works():
 
 
 def run_with_hook(code, registered):
-    from hipforge.jit.call import bench_hook
-
     prologue = (
         "import json, timeit, torch\n"
         "from hipforge.jit import register; from hipforge.jit.call import bench_hook\n"
@@ -496,10 +482,7 @@ def test_torch_compile_takes_a_stub_whole_and_gives_the_same(backend):
 def test_torch_compile_may_be_the_first_to_call_a_stub():
     torch._dynamo.reset()
 
-    @compile_ops("module_test_scale", fc_name="scale_out")
-    def first_out(
-        out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None, factor: float = 2.0
-    ) -> None: ...
+    first_out = compile_ops("module_test_scale")(scale_out.__wrapped__)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def function(x):
@@ -511,11 +494,9 @@ def test_torch_compile_may_be_the_first_to_call_a_stub():
 
 
 def test_the_operator_passes_opcheck():
-    arguments = (torch.zeros(4), torch.ones(4), None, 3.0)
-    result = torch.library.opcheck(scale_out.stub.operator(), arguments)
-    assert set(result.values()) == {"SUCCESS"}
-    arguments = (torch.zeros(4), torch.ones(4, requires_grad=True), torch.ones(4), 3.0)
-    assert set(torch.library.opcheck(scale_out.stub.operator(), arguments).values()) == {"SUCCESS"}
+    for x, bias in ((torch.ones(4), None), (torch.ones(4, requires_grad=True), torch.ones(4))):
+        result = torch.library.opcheck(scale_out.stub.operator(), (torch.zeros(4), x, bias, 3.0))
+        assert set(result.values()) == {"SUCCESS"}
 
 
 def test_an_eager_call_never_enters_the_dispatcher(monkeypatch):
@@ -528,8 +509,6 @@ def test_an_eager_call_never_enters_the_dispatcher(monkeypatch):
 
 
 def test_fake_and_meta_tensors_run_no_kernel():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         out = torch.empty(5)
         scale_out(out, torch.empty(5))
@@ -539,8 +518,6 @@ def test_fake_and_meta_tensors_run_no_kernel():
 
 
 def test_a_first_call_on_fake_tensors_builds_nothing(isolated_cache):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     @compile_ops("module_test_broken")
     def fake_first_out(out: torch.Tensor) -> None: ...
 
@@ -550,22 +527,14 @@ def test_a_first_call_on_fake_tensors_builds_nothing(isolated_cache):
 
 
 def test_two_stubs_of_one_name_get_two_operators():
-    def make():
-        @compile_ops("module_test_scale", fc_name="scale_out")
-        def twin_out(
-            out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None, factor: float = 2.0
-        ) -> None: ...
+    def twin_out(out: torch.Tensor) -> None: ...
 
-        return twin_out.stub
-
-    first, second = make(), make()
+    first, second = (compile_ops("module_test_scale")(twin_out).stub for _ in range(2))
     assert first.operator_name() == "twin_out" and second.operator_name() == "twin_out_2"
     assert first.operator() is not second.operator()
 
 
 def test_dispatch_modes_see_the_operator_and_its_result():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     seen = []
 
     class Record(TorchDispatchMode):
