@@ -57,20 +57,6 @@ def test_the_ops_compute_on_either_architecture(arch: str, m: int) -> None:
     assert_close(mxfp8_linear(*case.args()), oracle(case, "gfx950"))
 
 
-@pytest.mark.full
-def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(arch: str) -> None:
-    n, k = 2049, 1 << 20
-    case = Operands(
-        torch.zeros(1, k, dtype=torch.uint8),
-        torch.full((1, k // 32), 127, dtype=torch.uint8),
-        torch.zeros(n, k, dtype=torch.uint8),
-        torch.full((n, k // 32), 127, dtype=torch.uint8),
-    )
-    assert case.wq.numel() > 2**31
-    case.xq[0, -1] = case.wq[-1, -1] = case.wq[5, -1] = 0x40
-    assert run(case, 16, 16)[0].nonzero().flatten().tolist() == [5, n - 1]
-
-
 @pytest.mark.parametrize("rows", (16, 32, 64))
 @pytest.mark.parametrize("k", (*range(160, 1088, 96), 2880))
 def test_every_number_of_steps_of_the_loop_is_exact(arch: str, rows: int, k: int) -> None:
