@@ -95,11 +95,11 @@ def make(op: str) -> Callable[[Rng], Arguments]:
 
     def of(rng: Rng) -> Arguments:
         rows, columns, dtype = rng.integer(0, 3), 32 * rng.integer(1, 40), rng.pick(DTYPES)
-        x, residual = (torch.randn(rows, columns).to(dtype) for _ in range(2))
+        x, residual = (rng.finite(rows, columns, dtype=dtype) for _ in range(2))
         peers = Peers.alone(3, columns + 32 * rng.integer(0, 2))
         given: Arguments = {"x": x, **peers._asdict(), "polls": rng.pick((1, POLLS))}
         if op != "all_reduce":
-            given |= {"residual": residual, "weight": torch.randn(columns).to(dtype)}
+            given |= {"residual": residual, "weight": rng.finite(columns, dtype=dtype)}
             given |= {"epsilon": rng.pick((0.0, EPSILON)), "weight_offset": rng.pick((0.0, 1.0))}
         if op == "all_reduce_residual_rms_mxfp8":
             given["also_out"] = torch.zeros_like(x)
