@@ -86,9 +86,9 @@ def test_the_stride_of_a_single_key_says_nothing(kind: str) -> None:
         assert torch.equal(CACHES[kind].attend(q, *odd, lengths), whole)
 
 
-def _paged(tables: list[list[int]], lengths: list[int], **options: Any) -> torch.Tensor:
-    """Attention of a token per sequence over 4 pages of 16 keys."""
-    k, v = (_normal(4, 16, HEADS, D, seed=seed).half() for seed in (1, 2))
+def _paged(tables: list[list[int]], lengths: list[int], pages: int = 4, **options: Any) -> torch.Tensor:
+    """Attention of a token per sequence over pages of 16 keys."""
+    k, v = (_normal(pages, 16, HEADS, D, seed=seed).half() for seed in (1, 2))
     q = _normal(len(lengths), 1, HEADS * GROUP, D, seed=0).half()
     given = [torch.tensor(part, dtype=torch.int32) for part in (tables, lengths)]
     return hipforge.decode_attention_fp8(q, k, v, *given, **options)
@@ -99,6 +99,13 @@ def test_a_page_that_is_not_there_is_named(page: int, path: str) -> None:
     said = rf"block_tables\[1, 1\] is page {page}, but the cache has pages 0 to 3; sequence 1 reads it, having 17 keys"
     with pytest.raises(GuardError, match=said):
         _paged([[0, 1, 2], [3, page, 0]], [40, 17])
+
+
+@pytest.mark.parametrize("page", [0, -1])
+def test_a_cache_without_pages_holds_no_key(page: int, path: str) -> None:
+    assert not _paged([[page], [page]], [0, 0], pages=0).any()
+    with pytest.raises(GuardError, match=rf"block_tables\[1, 0\] is page {page}, but the cache has no pages"):
+        _paged([[page], [page]], [0, 1], pages=0)
 
 
 @pytest.mark.parametrize("page", [4, -1, 2**31 - 1])

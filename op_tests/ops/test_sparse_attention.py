@@ -117,7 +117,11 @@ def test_the_choice_at_the_borders_of_blocks(lengths: tuple[int, int]) -> None:
         assert torch.equal(got, want)
 
 
-def test_tables_without_a_page_have_no_block_to_choose() -> None:
+def test_tables_without_a_page_have_no_block_to_choose(path: str) -> None:
+    index = torch.ones(2, 1, 4, 128).bfloat16(), torch.empty(0, 128, 128).bfloat16()
+    for pages in (0, 1):  # a cache without pages, and what its tables may hold then
+        scores = hipforge.sparse_block_scores(*index, torch.zeros(2, pages).int(), torch.zeros(2).int())
+        assert scores.shape == (2, 1, 4, pages) and scores.eq(-torch.inf).all()
     empty = torch.empty(2, 0, dtype=torch.int32)
     for length in (0, 7):
         given = torch.empty(2, 3, 4, 0), empty, torch.full((2,), length, dtype=torch.int32)

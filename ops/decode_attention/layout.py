@@ -231,9 +231,10 @@ def check_pages(
         for entry in range(first, min(len(entries), -(-length // page_size)) if counts[batch] else 0):
             if not 0 <= entries[entry] < pages:
                 line = f"{batch}, {index % own}" if block_tables.dim() == 3 else f"{batch}"
+                held = f"pages 0 to {pages - 1}" if pages else "no pages"
                 raise GuardError(
-                    f"block_tables[{line}, {entry}] is page {entries[entry]}, but the cache has pages 0 to "
-                    f"{pages - 1}; sequence {batch} reads it, having {length} keys in pages of {page_size}"
+                    f"block_tables[{line}, {entry}] is page {entries[entry]}, but the cache has {held}; "
+                    f"sequence {batch} reads it, having {length} keys in pages of {page_size}"
                 )
 
 

@@ -154,7 +154,7 @@ def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, page_size: int
         page_size: rows per page.
 
     Returns:
-        [B, max_pages · page_size, ...].
+        [B, max_pages · page_size, ...]; zeros where the cache has no pages, of which no sequence can have a key.
 
     Raises:
         GuardError: ``cache`` does not hold whole pages, or ``block_tables`` is not [B, max_pages].
@@ -163,6 +163,8 @@ def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, page_size: int
     if page_size < 1 or cache.shape[0] % page_size:
         raise GuardError(f"cache must hold whole pages of {page_size} rows; got {cache.shape[0]} rows")
     pages = cache.unflatten(0, (cache.shape[0] // page_size, page_size))
+    if not len(pages):
+        return cache.new_zeros(block_tables.shape[0], block_tables.shape[1] * page_size, *cache.shape[1:])
     return pages[block_tables.to(torch.int64)].flatten(1, 2)
 
 
