@@ -64,7 +64,7 @@ def one_by_one(op: str, total: torch.Tensor, given: Arguments) -> tuple[torch.Te
 def same(got: Any, want: tuple[torch.Tensor, ...]) -> bool:
     results = got if isinstance(got, tuple) else (got,)
     return len(results) == len(want) and all(
-        torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+        torch.equal(*(part.clone(memory_format=torch.contiguous_format).view(torch.uint8) for part in (one, other)))
         for one, other in zip(results, want, strict=True)
     )
 
