@@ -141,6 +141,10 @@ __device__ __forceinline__ float load_from(const float* mine, int rank) {
   return value;
 }
 
+/// Hides what a value is made of.
+__device__ __forceinline__ void hidden(int& v) { asm volatile("" : "+r"(v)); }
+__device__ __forceinline__ void hidden(uint4& v) { asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)); }
+
 /// Activations in bf16: how a lane reads 32 k of a row, and makes them f16.
 struct Bf16Rows {
   static constexpr int kBytes = 64, kAtOnce = 2;
@@ -163,10 +167,12 @@ struct Bf16Rows {
   static __device__ __forceinline__ int most(const Part& part) {
     return max(max(most_of(part.chunks[0]), most_of(part.chunks[1])), max(most_of(part.chunks[2]), most_of(part.chunks[3])));
   }
-  /// The power of a row by its first values, and by its largest exponent: then the largest is 2^14 to 2^15.
-  static __device__ __forceinline__ int first_power(const uint8_t* row, const uint8_t*) {
-    return min(131 - most_of(__ldg(reinterpret_cast<const uint4*>(row))), 126);
+  using First = uint4;
+  static __device__ __forceinline__ First load_first(const uint8_t* row, const uint8_t*) {
+    return __ldg(reinterpret_cast<const uint4*>(row));
   }
+  /// The power of a row by its first values, and by its largest exponent: then the largest is 2^14 to 2^15.
+  static __device__ __forceinline__ int first_power(const First& first) { return min(131 - most_of(first), 126); }
   static __device__ __forceinline__ int power(int most) { return min(141 - most, 126); }
   /// Puts a part times 2^power; false where a value is too large.
   static __device__ __forceinline__ bool put(const Part& part, int power, uint4* to) {
@@ -201,9 +207,9 @@ struct E2m1Rows {
   static __device__ __forceinline__ Part load(const uint8_t* from, const uint8_t* scale) {
     return {__ldg(reinterpret_cast<const uint4*>(from)), __ldg(scale)};
   }
-  static __device__ __forceinline__ int first_power(const uint8_t*, const uint8_t* scales) {
-    return min(max(118 - __ldg(scales), -120), 126);
-  }
+  using First = int;
+  static __device__ __forceinline__ First load_first(const uint8_t*, const uint8_t* scales) { return __ldg(scales); }
+  static __device__ __forceinline__ int first_power(First scale) { return min(max(118 - scale, -120), 126); }
   static __device__ __forceinline__ bool fits(int scale, int power) {
     return static_cast<unsigned>(scale - 127 + power - kLeast) <= kMost - kLeast;
   }
@@ -367,48 +373,42 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
   let_next_start();
   wait_for_predecessor();  // from here on, X may be read and the output written
 
-  // X: a lane makes 32 k of a row at a time, a warp 4 blocks of 8 rows, whose stores meet no bank twice, or more blocks of fewer rows.
-  const int rows_shift = m > 4 ? 3 : m > 2 ? 2 : m - 1, halves_shift = m > 8, x_row = lane >> 2 & ((1 << rows_shift) - 1);
-  const int units = (own + (7 >> rows_shift)) >> (3 - rows_shift) << halves_shift;
+  // X: a lane makes 32 k at a time of one row, a warp 4 blocks of 8 rows, whose stores meet no bank twice, or more of fewer rows.
+  const int rows_shift = m > 4 ? 3 : m > 2 ? 2 : m - 1, halves_shift = m > 8;
+  const int x_row = (warp & halves_shift) * 8 + (lane >> 2 & ((1 << rows_shift) - 1));
+  const int first_step = (warp >> halves_shift << (3 - rows_shift)) + (lane >> (2 + rows_shift));
+  const int steps_by = kWarps >> halves_shift << (3 - rows_shift), first_block = x_row < m ? 4 * first_step + t : blocks;
   const auto row_of = [&](int row) { return p.x + size_t(m0 + row) * p.x_pitch; };
   const auto scales_of = [&](int row) { return X::kScaled ? p.xs + size_t(m0 + row) * row_blocks : nullptr; };
-  const auto load = [&](int row, int block) {
-    return X::load(row_of(row) + (4 * begin + block) * X::kBytes, scales_of(row) + 4 * begin + block);
+  const uint8_t* x_from = row_of(min(x_row, m - 1));
+  const uint8_t* xs_from = scales_of(min(x_row, m - 1));
+  asm volatile("" : "+l"(x_from), "+l"(xs_from));
+  const auto load = [&](int block) { return X::load(x_from + (4 * begin + block) * X::kBytes, xs_from + 4 * begin + block); };
+  const auto place = [&](int block) {
+    return reinterpret_cast<uint4*>(shared + x_at + block / 4 * L::kStepBytes + x_row / 8 * kFragment) + x_row % 8 * 4 + t;
   };
-  const auto place = [&](int row, int block) {
-    return reinterpret_cast<uint4*>(shared + x_at + block / 4 * L::kStepBytes + row / 8 * kFragment) + row % 8 * 4 + block % 4;
-  };
-  struct At {
-    int row, block;
-    bool there;
-  };
-  const auto at_of = [&](int unit) {
-    const int row = (unit & halves_shift) * 8 + x_row;
-    const int block = ((unit >> halves_shift) << (3 - rows_shift)) * 4 + (lane >> (2 + rows_shift)) * 4 + t;
-    return At{row, block, unit < units && row < m && block < blocks};
-  };
-  const auto each_part = [&](auto given) {
-    for (int unit = warp; unit < units; unit += kWarps)
-      if (const At at = at_of(unit); at.there) given(at.row, at.block);
+  const auto each_block = [&](auto given) {
+    for (int block = first_block; block < blocks; block += 4 * steps_by) given(block);
   };
   if (blocks < 4 * own && threadIdx.x < 8 * 4 * kHalves && blocks % 4 <= t)  // blocks past K are 0
 #pragma unroll
-    for (int q = 0; q < 4; ++q) place(threadIdx.x / 4, 4 * own - 4 + t)[q * 32] = make_uint4(0, 0, 0, 0);
+    for (int q = 0; q < 4; ++q)
+      reinterpret_cast<uint4*>(shared + x_at + (own - 1) * L::kStepBytes + threadIdx.x / 32 * kFragment)[lane + q * 32] = {};
+  const typename X::First first_of_row = X::load_first(x_from, xs_from);
   bool fits = true;
-  for (int unit = warp; unit < units; unit += X::kAtOnce * kWarps) {  // several at a time, to wait once
+  for (int block = first_block; block < blocks; block += X::kAtOnce * 4 * steps_by) {  // nothing waits before all are asked for
     typename X::Part some[X::kAtOnce];
-    int power[X::kAtOnce];
 #pragma unroll
     for (int j = 0; j < X::kAtOnce; ++j)
-      if (const At at = at_of(unit + j * kWarps); at.there)
-        some[j] = load(at.row, at.block), power[j] = X::first_power(row_of(at.row), scales_of(at.row));
+      if (const int at = block + j * 4 * steps_by; at < blocks) some[j] = load(at);
+    typename X::First first = first_of_row;
+    hidden(first);  // or the compiler waits for it before the loads
 #pragma unroll
     for (int j = 0; j < X::kAtOnce; ++j)
-      if (const At at = at_of(unit + j * kWarps); at.there) {
-        fits &= X::put(some[j], power[j], place(at.row, at.block));
-        if (at.block == 0) powers[at.row] = power[j];
-      }
+      if (const int at = block + j * 4 * steps_by; at < blocks) fits &= X::put(some[j], X::first_power(first), place(at));
   }
+  const int first_power = X::first_power(first_of_row);
+  if (first_block == 0) powers[x_row] = first_power;
 
   // Whether all scales of W are usual; those of blocks past K, which have no products, are made so.
   wait_copies<kSlots - 2>();
@@ -439,38 +439,33 @@ __global__ void __launch_bounds__(kThreads, 1) code_stream(const __grid_constant
       if (threadIdx.x < 2 * ROWS) most[threadIdx.x] = -1;
       if (threadIdx.x == 0) *rows_alone = 0;
       __syncthreads();
-      each_part([&](int row, int block) {
-        if (const typename X::Part part = load(row, block); part.counts())
-          atomicMax(most + row, part.scale), atomicMax(depth + row, 255 - part.scale);
+      each_block([&](int block) {
+        if (const typename X::Part part = load(block); part.counts())
+          atomicMax(most + x_row, part.scale), atomicMax(depth + x_row, 255 - part.scale);
       });
       __syncthreads();
-      const auto fits_first = [&](int row) {
-        const int first = X::first_power(row_of(row), scales_of(row));
-        return most[row] < 0 || (X::fits(most[row], first) && X::fits(255 - depth[row], first));
-      };
-      each_part([&](int row, int block) {
-        if (fits_first(row)) return;
-        const bool zeros = !X::fits_twice(most[row], 255 - depth[row]);
-        X::put_twice(load(row, block), X::power(most[row]), zeros, place(row, block));
-        if (block == 0) {
-          powers[row] = zeros ? 0 : X::power(most[row]);
-          if (zeros) atomicOr(rows_alone, 1u << row);
+      const int largest = most[x_row], least = 255 - depth[x_row], power = X::power(largest);
+      const bool zeros = !X::fits_twice(largest, least);
+      if (largest >= 0 && !(X::fits(largest, first_power) && X::fits(least, first_power))) {
+        each_block([&](int block) { X::put_twice(load(block), power, zeros, place(block)); });
+        if (first_block == 0) {
+          powers[x_row] = zeros ? 0 : power;
+          if (zeros) atomicOr(rows_alone, 1u << x_row);
         }
-      });
+      }
       __syncthreads();
       alone = *rows_alone;
     } else {
       // A row that is too large in f16 is one with a value of 2^16: its power is of its largest value.
       if (threadIdx.x < ROWS) most[threadIdx.x] = 0;
       __syncthreads();
-      each_part([&](int row, int block) { atomicMax(most + row, X::most(load(row, block))); });
+      each_block([&](int block) { atomicMax(most + x_row, X::most(load(block))); });
       __syncthreads();
-      each_part([&](int row, int block) {
-        if (most[row] + X::first_power(row_of(row), nullptr) <= 127 + 15) return;
-        const int power = X::power(most[row]);
-        X::put(load(row, block), power, place(row, block));
-        if (block == 0) powers[row] = power;
-      });
+      if (most[x_row] + first_power > 127 + 15) {
+        const int power = X::power(most[x_row]);
+        each_block([&](int block) { X::put(load(block), power, place(block)); });
+        if (first_block == 0) powers[x_row] = power;
+      }
       __syncthreads();
     }
   }
