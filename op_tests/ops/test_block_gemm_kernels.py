@@ -237,15 +237,22 @@ def test_rounded_sums_are_within_the_bounds_whatever_the_order(subject: Subject,
             assert torch.equal(subject.run(given, case).view(torch.int16), first.view(torch.int16))
 
 
+LARGE = {
+    "mxfp8_wave_split": (2049, 1 << 20, {"rows": 16, "columns": 16, "waves": 16}),
+    "mxfp8_gemm_tiles": (2049, 1 << 20, {"tile": 128192, "k_splits": 1}),
+    "smallm_mxfp8_gemv": (65535, 1 << 15, {"block_n": 8}),  # the most that these two take
+    "smallm_mxfp8_mfma": (65535, 1 << 15, {"n_sub": 1, "k_splits": 1}),
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in ("mxfp8_wave_split", "mxfp8_gemm_tiles") if name in SUBJECTS])
-def test_a_weight_of_more_than_2_gib_is_read_to_its_last_row(name: str) -> None:
-    n, k = 2049, 1 << 20
+@pytest.mark.parametrize("name", [name for name in LARGE if name in SUBJECTS])
+def test_a_weight_of_2_gib_or_more_is_read_to_its_last_row(name: str) -> None:
+    n, k, given = LARGE[name]
     scales = [torch.full((rows, k // 32), SCALE_ONE, dtype=torch.uint8) for rows in (1, n)]
     case = Operands(torch.zeros(1, k, dtype=torch.uint8), scales[0], torch.zeros(n, k, dtype=torch.uint8), scales[1])
-    assert case.wq.numel() > 2**31
+    assert case.wq.numel() > 2**31 - 1 - k
     case.xq[0, -1] = case.wq[-1, -1] = case.wq[5, -1] = BYTE_OF_INTEGER[2]
-    given = {"rows": 16, "columns": 16, "waves": 16} if name == "mxfp8_wave_split" else {"tile": 128192, "k_splits": 1}
     out = SUBJECTS[name].run(given, case)
     assert out[0].nonzero().flatten().tolist() == [5, n - 1] and out[0, -1] == (4 if ARCH == "gfx950" else 1)
 

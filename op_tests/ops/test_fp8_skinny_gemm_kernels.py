@@ -351,24 +351,13 @@ RAW = {
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_what_is_written_stands_apart_from_what_is_read_and_operands_have_one_layout(name: str) -> None:
+def test_operands_have_one_layout(name: str) -> None:
     raw, given, workspace_shape = RAW[name]
     a, b = integers(4, 40, 256)
     out, space = torch.zeros(4, 40).half(), torch.zeros(workspace_shape)
-    memory = torch.zeros(40 * 256, dtype=torch.uint8)
-    inside = memory[:320].view(torch.float16).view(4, 40)
-    a_inside, b_inside = memory[: 4 * 256].view(FP8).view(4, 256), memory.view(FP8).view(40, 256).t()
-    in_space = memory.view(torch.float32)[: space.numel()].view(workspace_shape)
-    written = "is written and must not share memory with"
-    for arguments, message in (
-        ((out, a, b.contiguous(), space), "b must be column-major"),
-        ((out, a.float().to(OTHER), b, space), "a must be contiguous float8"),
-        ((out[:3], a, b, space), "out must be contiguous float16"),
-        ((inside, a_inside, b, space), f"out {written} a"),
-        ((memory[-320:].view(torch.float16).view(4, 40), a, b_inside, space), f"out {written} b"),
-        ((out, a, b_inside, in_space), f"workspace {written} b"),
-        ((inside, a, b, in_space), f"out {written} workspace"),
-    ):
-        *operands, workspace = arguments
+    for operands, message in (
+        ((out, a, b.contiguous()), "b must be column-major"), ((out[:3], a, b), "out must be contiguous float16"),
+        ((out, a.float().to(OTHER), b), "a must be contiguous float8"),
+    ):  # fmt: skip
         with pytest.raises(GuardError, match=message):
-            raw(*operands, ONE, workspace, name == "queue", *given)
+            raw(*operands, ONE, space, name == "queue", *given)

@@ -23,7 +23,6 @@ from hipforge.ops.core.tiles import tile_number
 from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.mxfp4_gemm import (
     mxfp4_gemm,
-    mxfp4_gemm_out,
     mxfp4_gemm_tiles_out,
     mxfp4_linear,
     run_mxfp4,
@@ -167,10 +166,6 @@ GOOD = random_codes(70, 16, 512)
 def test_a_split_k_needs_its_workspace() -> None:
     with pytest.raises(GuardError, match=r"k_splits = 2 needs a workspace: float32 \[16388\]; got None"):
         mxfp4_gemm_tiles_out(GOOD.out(), *GOOD.args(), None, False, SMALL, 2)
-    workspace = torch.empty(16388)
-    inside = workspace.view(torch.uint8)[: GOOD.xq.numel()].view(GOOD.xq.shape)
-    with pytest.raises(GuardError, match="workspace is written and must not share memory with Xq"):
-        mxfp4_gemm_tiles_out(GOOD.out(), *GOOD.but(xq=inside).args(), workspace, False, SMALL, 2)
 
 
 def test_refused_configurations() -> None:
@@ -182,9 +177,6 @@ def test_refused_configurations() -> None:
         run_mxfp4_tiles(*GOOD.args(), k_splits=4)
     with pytest.raises(GuardError, match="k_splits must be 1, 2, 4 or 8; got 3"):
         run_mxfp4_tiles(*GOOD.args(), k_splits=3)
-    with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
-        held = GOOD.wq.view(-1)[:].view(torch.bfloat16)[: 70 * 16].view(70, 16)
-        mxfp4_gemm_tiles_out(held, *GOOD.args(), None, False, SMALL, 1)
 
 
 # An eighth of the columns of two tasks, and, in the long run, every task; few rows take waves and many take tiles.
@@ -222,5 +214,3 @@ def test_what_the_waves_do_not_take_is_refused() -> None:
         run_mxfp4(*codes(4, 32, 1024, (127,)), m_sub=4, n_sub=4, k_splits=8)
     with pytest.raises(GuardError, match="N % 16 == 0"):
         run_mxfp4(*codes(4, 24, 64, (127,)), shuffled=True)
-    with pytest.raises(GuardError, match="out is written and must not share memory with Wq"):
-        mxfp4_gemm_out(parts[2].view(-1)[:256].view(torch.bfloat16).view(4, 32), *parts, False, 1, 1, 1)

@@ -103,16 +103,6 @@ def test_operands_are_guarded(subject: Subject, given: Given) -> None:
         refused(subject, given, rows, rf"M must be between 1 and \d+; got {m}")
 
 
-@instances("one", MXFP8)
-def test_an_output_inside_an_operand_is_refused(subject: Subject, given: Given) -> None:
-    for name in ("xq", "xs", "wq", "ws"):
-        case = good(subject, given)
-        held = zeros(getattr(case, name).numel())
-        inside = held[:32].view(torch.bfloat16).view(2, 8)
-        case = case.but(**{name: held.view(getattr(case, name).shape)})
-        refused(subject, given, case, f"out is written and must not share memory with {name.capitalize()}", out=inside)
-
-
 # Kernel, what its configuration becomes, M and K, the message.
 OTHERS = (
     ("smallm_mxfp8_gemv", {"block_n": 12}, 2, 64, "block_n must be 4, 8, 16, 32 or 64.*got 12"),
@@ -154,12 +144,7 @@ def test_the_workspace_of_a_split_k_is_guarded(name: str) -> None:
     kernel = SUBJECTS[name].kernel
     given = next(one for one in SUBJECTS[name].every if one.get("k_splits", 1) == 2)
     case = integers(60, 40, 256)
-    bias = torch.zeros(40, dtype=torch.bfloat16)
     needed = workspace_of(kernel, given, case)
-
-    def call(workspace: torch.Tensor | None, given_case: Operands = case, **others: torch.Tensor) -> None:
-        out, added = others.get("out", case.out()), others.get("bias", bias)
-        kernel.launch(out, *given_case.args(), added, workspace, *kernel.choice(given).configuration.values())
 
     wrong: tuple[tuple[torch.Tensor | None, str], ...] = (
         (None, rf"k_splits = 2 needs a workspace: float32 \[{', '.join(map(str, needed.shape))}\]; got None"),
@@ -169,16 +154,7 @@ def test_the_workspace_of_a_split_k_is_guarded(name: str) -> None:
     )
     for workspace, message in wrong:
         with pytest.raises(GuardError, match=message):
-            call(workspace)
-    space = torch.empty(needed.shape)
-    inside = space.view(torch.uint8).flatten()
-    held = {name: inside[: part.nbytes].view(part.dtype).view(part.shape) for name, part in vars(case).items()}
-    for operand, part in held.items():
-        with pytest.raises(GuardError, match=rf"must not share memory with .*({operand.capitalize()}|workspace)"):
-            call(space, case.but(**{operand: part}))
-    for other, part in (("out", case.out()), ("bias", bias)):
-        with pytest.raises(GuardError, match="must not share memory with"):
-            call(space, **{other: inside[: part.nbytes].view(part.dtype).view(part.shape)})
+            kernel.launch(case.out(), *case.args(), None, workspace, *kernel.choice(given).configuration.values())
 
 
 def split(name: str, k_splits: int, which: int = 0) -> tuple[Kernel, Given]:

@@ -6,7 +6,16 @@ import itertools
 
 import pytest
 import torch
-from helpers.mxfp8_cases import assert_bits, bias_for, embedded, integers, oracle
+from helpers.mxfp8_cases import (
+    assert_bits,
+    assert_close,
+    bias_for,
+    dequantize,
+    embedded,
+    integers,
+    normal,
+    oracle,
+)
 
 import hipforge
 from hipforge import emulator
@@ -16,7 +25,7 @@ from hipforge.ops.mxfp8_gemm import mxfp8_gemm, mxfp8_gemm_tiles, mxfp8_gemv, mx
 from hipforge.ops.mxfp8_gemm.family import TABLE
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS, wave_split
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILED
-from hipforge.tuning.cases import Cell
+from hipforge.tuning.cases import DECODE_M, MINIMAX_M3, Cell
 from hipforge.tuning.families.mxfp8_gemm import TUNER
 
 
@@ -95,6 +104,17 @@ def test_past_16384_rows_there_is_no_kernel() -> None:
 
 def test_square_matrices_get_the_large_tile() -> None:
     assert dict(TILED.best(4096, 4096, 4096, 256)[1].configuration) == {"tile": 256256, "k_splits": 1}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("k", "n"), (*MINIMAX_M3, (4096, 4096)))
+def test_every_batch_size_of_serving_is_within_the_bounds(k: int, n: int) -> None:
+    case = normal(max(DECODE_M), n, k)
+    reference = dequantize(case.xq, case.xs) @ dequantize(case.wq, case.ws).T
+    for m in sorted((*DECODE_M, 3, 5, 7, 9, 17, 33, 63)):
+        got = mxfp8_gemm(case.xq[:m], case.xs[:m], case.wq, case.ws)
+        assert got is not None
+        assert_close(got, reference[:m])
 
 
 def test_other_tiles_are_refused_by_name() -> None:
