@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,6 @@ from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.jit import registry
 from hipforge.jit.call import torch_library
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core import programmatic
 from hipforge.ops.core.alignment import packed
@@ -23,6 +22,7 @@ from hipforge.ops.core.arguments import is_traced
 from hipforge.ops.core.checks import require_dtype, require_int, require_operand, require_out, require_rank
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.stub import stub
 from hipforge.ops.reference.moe import aligned_sizes
 from hipforge.ops.triton.launch import unavailable
 
@@ -47,50 +47,26 @@ class SortedSlots(NamedTuple):
     num_tokens_post_padded: torch.Tensor
 
 
-@compile_ops("module_moe_align", mutates=("sorted_ids", "expert_ids", "padded"))
-def moe_align_block_size_out(
-    sorted_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    padded: torch.Tensor,
-    topk_ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
-    block_m: int,
-    experts: int,
-    programmatic: bool,
-) -> None:
-    """Write the first three as :func:`moe_align_block_size` says."""
+_OPERANDS = (
+    "sorted_ids, expert_ids, padded, topk_ids: Tensor; expert_map: Tensor?; block_m, experts: int; programmatic: bool"
+)
+_WRITTEN = ("sorted_ids", "expert_ids", "padded")
+moe_align_block_size_out = stub(
+    "moe_align_block_size_out", "module_moe_align", _OPERANDS,
+    "Write the first three as :func:`moe_align_block_size` says.", mutates=_WRITTEN,
+)  # fmt: skip
+moe_align_few_out = stub(
+    "moe_align_few_out", "module_moe_align_few", _OPERANDS,
+    "Write the same for at most MOST_FEW slots and a ``block_m`` that is a multiple of 4, at most MOST_OF_FEW.",
+    mutates=_WRITTEN,
+)  # fmt: skip
 
 
-@compile_ops("module_moe_align_few", mutates=("sorted_ids", "expert_ids", "padded"))
-def moe_align_few_out(
-    sorted_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    padded: torch.Tensor,
-    topk_ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
-    block_m: int,
-    experts: int,
-    programmatic: bool,
-) -> None:
-    """Write the same for at most MOST_FEW slots and a ``block_m`` that is a multiple of 4, at most MOST_OF_FEW."""
-
-
-def _launch(
-    sorted_ids: torch.Tensor,
-    expert_ids: torch.Tensor,
-    padded: torch.Tensor,
-    topk_ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
-    block_m: int,
-    experts: int,
-    programmatic: bool,
-) -> None:
+def _launch(*given: Any) -> None:
     """Launch the kernel for a call whose number of slots is known now."""
-    given = sorted_ids, expert_ids, padded, topk_ids, expert_map, block_m, experts
-    if _is_for_few(topk_ids.numel(), block_m, topk_ids.device):
-        moe_align_few_out(*given, programmatic)
-    else:
-        moe_align_block_size_out(*given, programmatic)
+    topk_ids, block_m = given[3], given[5]
+    few = _is_for_few(topk_ids.numel(), block_m, topk_ids.device)
+    (moe_align_few_out if few else moe_align_block_size_out)(*given)
 
 
 # While torch traces: one graph serves every number of slots.

@@ -14,13 +14,13 @@ import torch
 
 from hipforge import archs
 from hipforge.errors import GuardError
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops import reference
 from hipforge.ops.core import checks, dispatch, programmatic
 from hipforge.ops.core.dispatch import Accepted, Decision, plan_kernel
 from hipforge.ops.core.formats import HALVES
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.operator import operator
+from hipforge.ops.core.stub import stub
 from hipforge.ops.core.traced import Written, is_symbolic, traced_call
 from hipforge.ops.reference.attention import INT4_GROUPS
 from hipforge.ops.triton.launch import unavailable
@@ -47,43 +47,17 @@ def _variant(
     return {"HF_INPUT": HALVES[q_out.dtype], "HF_CACHE": storage}
 
 
-@compile_ops(
+rope_and_cache_out = stub(
+    "rope_and_cache_out",
     "module_rope_and_cache",
+    "q_out, k_cache, v_cache: Tensor; k_scale_shift, v_scale_shift, index_q_out, index_cache: Tensor?; "
+    "q, k, v: Tensor; index_q, index_k: Tensor?; cos_sin, positions, slot_mapping: Tensor; "
+    "q_weight, k_weight, index_q_weight, index_k_weight, k_scale, v_scale: Tensor?; k_scale_value, v_scale_value: float; interleaved: bool; "
+    "weight_offset, epsilon: float; num_groups: int; programmatic, known: bool",
+    "Write the first seven as :func:`rope_and_cache` says; ``q_out`` may be ``q``, ``index_q_out`` ``index_q``.",
     variant=_variant,
     mutates=_WRITTEN,
 )
-def rope_and_cache_out(
-    q_out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scale_shift: torch.Tensor | None,
-    v_scale_shift: torch.Tensor | None,
-    index_q_out: torch.Tensor | None,
-    index_cache: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    index_q: torch.Tensor | None,
-    index_k: torch.Tensor | None,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    index_q_weight: torch.Tensor | None,
-    index_k_weight: torch.Tensor | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    k_scale_value: float,
-    v_scale_value: float,
-    interleaved: bool,
-    weight_offset: float,
-    epsilon: float,
-    num_groups: int,
-    programmatic: bool,
-    known: bool,
-) -> None:
-    """Write the first seven as :func:`rope_and_cache` says; ``q_out`` may be ``q``, ``index_q_out`` ``index_q``."""
 
 
 # While torch traces: a float that changes from call to call is no constant of the graph.

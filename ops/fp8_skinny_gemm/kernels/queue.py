@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from hipforge import archs
-from hipforge.jit.compile_ops import compile_ops
 from hipforge.ops.core import dispatch
 from hipforge.ops.core.dispatch import Choice, Refused
 from hipforge.ops.core.kernel import Configuration as Given
 from hipforge.ops.core.kernel import Kernel, Pipeline
+from hipforge.ops.core.stub import stub
 from hipforge.ops.fp8_skinny_gemm.raw import ARCHS, FORMATS, MAX_M, Problem, column_major, row_major
 from hipforge.ops.fp8_skinny_gemm.space import OP_M, TILES, Configuration, refusal, require
 
@@ -51,36 +51,24 @@ def default_configuration(m: int, n: int, k: int, cu_count: int) -> Configuratio
     return dataclasses.replace(whole, split_k=min(splits, key=cost))
 
 
-@compile_ops(
+def _variant(*given: Any) -> dict[str, int]:
+    op_m, a_lanes, b_lanes, ops = given[7:11]
+    return {"HF_TILE": 1000 * op_m + 100 * a_lanes + 10 * b_lanes + ops}
+
+
+skinny_gemm_fp8_out = stub(
+    "skinny_gemm_fp8_out",
     "module_fp8_skinny_gemm_queue",
-    variant=lambda out, a, b, scale, workspace, accumulate, split_k, op_m, a_lanes, b_lanes, ops, *_: {
-        "HF_TILE": 1000 * op_m + 100 * a_lanes + 10 * b_lanes + ops
-    },
-    mutates=("out", "workspace"),
-)
-def skinny_gemm_fp8_out(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    workspace: torch.Tensor | None,
-    accumulate: bool,
-    split_k: int,
-    op_m: int,
-    a_lanes: int,
-    b_lanes: int,
-    ops: int,
-    a_producers: int,
-    b_producers: int,
-    consumers: int,
-    qsize: int,
-    workgroups: int,
-) -> None:
+    "out, a, b, scale: Tensor; workspace: Tensor?; accumulate: bool; split_k, op_m, a_lanes, b_lanes, ops, "
+    "a_producers, b_producers, consumers, qsize, workgroups: int",
     """Write or add (``accumulate``) scale * (a @ b) to ``out`` fp16 [m, n].
 
     ``workspace`` float32 [split_k * consumers, m, n] holds the partial sums; None adds with packed fp16 atomics, which
     takes an even n and ``accumulate=True``.
-    """
+    """,
+    variant=_variant,
+    mutates=("out", "workspace"),
+)
 
 
 def _launch(
