@@ -52,8 +52,9 @@ rope_and_cache_out = stub(
     "module_rope_and_cache",
     "q_out, k_cache, v_cache: Tensor; k_scale_shift, v_scale_shift, index_q_out, index_cache: Tensor?; "
     "q, k, v: Tensor; index_q, index_k: Tensor?; cos_sin, positions, slot_mapping: Tensor; "
-    "q_weight, k_weight, index_q_weight, index_k_weight, k_scale, v_scale: Tensor?; k_scale_value, v_scale_value: float; interleaved: bool; "
-    "weight_offset, epsilon: float; num_groups: int; programmatic, known: bool",
+    "q_weight, k_weight, index_q_weight, index_k_weight, k_scale, v_scale: Tensor?; "
+    "k_scale_value, v_scale_value: float; interleaved: bool; weight_offset, epsilon: float; num_groups: int; "
+    "programmatic, known: bool",
     "Write the first seven as :func:`rope_and_cache` says; ``q_out`` may be ``q``, ``index_q_out`` ``index_q``.",
     variant=_variant,
     mutates=_WRITTEN,
