@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from hipforge import devices, emulator
 from hipforge.ops.core import dispatch
+from hipforge.ops.core.tuned import TableSchema, clear_tables
 
 
 @pytest.fixture(params=["kernel", "torch"])
@@ -18,6 +20,24 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(devices, "current", lambda: devices.Device("reference", None))
     dispatch.clear_decisions()
     yield request.param
+    dispatch.clear_decisions()
+
+
+@pytest.fixture
+def put_table(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Put a table into effect until the test ends: ``put(schema, *rows)``, or a file that is there."""
+
+    def put(schema: TableSchema, *rows: str, header: str = "", path: Path = tmp_path / "table.csv") -> Path:
+        if rows:
+            path.write_text("\n".join((header or ",".join(schema.header), *rows)) + "\n")
+        patch.setenv(f"HIPFORGE_CONFIG_{schema.family.upper()}", str(path))
+        clear_tables()
+        dispatch.clear_decisions()
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield put
+    clear_tables()
     dispatch.clear_decisions()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 
 from hipforge import devices, explain
 from hipforge.errors import ConfigError, GuardError
-from hipforge.ops.core.dispatch import Explanation, clear_decisions
+from hipforge.ops.core.dispatch import Explanation
 from hipforge.ops.core.kernel import parsed
-from hipforge.ops.core.tuned import clear_tables, load_table, read_rows
+from hipforge.ops.core.tuned import load_table, read_rows
 from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
 from hipforge.ops.decode_attention.kernels import ARCH_DTYPES, accepts_configuration, split_k_heuristic
 from hipforge.ops.decode_attention.kernels import FP8 as KERNEL
@@ -26,23 +27,13 @@ HEADER = "gfx,cu_num,B,Hkv,G,D,Mkv,page_size,block_n,waves,split_k,us,stock_us,b
 ROW = f"{ARCH},{CU_COUNT},4,2,8,128,512,0,64,1,7,,,,0.002,model:test"
 
 
+Table = Callable[..., Path]
 NEEDS = ":2: a row of decode_attention_fp8 needs "
 
 
-@pytest.fixture(autouse=True)
-def fresh_tables() -> Iterator[None]:
-    clear_tables()
-    clear_decisions()
-    yield
-    clear_tables()
-    clear_decisions()
-
-
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *rows: str) -> Path:
-    path = tmp_path / "override.csv"
-    path.write_text("\n".join((HEADER, *rows)) + "\n")
-    monkeypatch.setenv("HIPFORGE_CONFIG_DECODE_ATTENTION_FP8", str(path))
-    return path
+@pytest.fixture
+def table(put_table: Callable[..., Path]) -> Callable[..., Path]:
+    return partial(put_table, DECODE_ATTENTION_FP8, header=HEADER)
 
 
 def told(
@@ -58,8 +49,8 @@ def told(
     return explain(decode_attention_fp8, q, cache, cache, tables, lengths, split_k=split_k, force_kernel_config=force)
 
 
-def test_a_row_decides_and_explain_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = table(tmp_path, monkeypatch, ROW)
+def test_a_row_decides_and_explain_names_it(table: Table) -> None:
+    path = table(ROW)
     found = told()
     assert dict(found.configuration) == {"block_n": 64, "waves": 1, "split_k": 7}
     assert found.file == (path, 2) and found.row is not None and found.row["Mkv"] == 512
@@ -71,8 +62,8 @@ def test_a_row_decides_and_explain_names_it(tmp_path: Path, monkeypatch: pytest.
     [{"batch": 3}, {"keys": 257}, {"keys": 511}, {"group": 5}, {"group": 4, "mq": 2}, {"group": 2, "mq": 3}],
     ids=str,
 )
-def test_a_row_speaks_for_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: dict[str, int]) -> None:
-    table(tmp_path, monkeypatch, ROW)
+def test_a_row_speaks_for_its_bucket(table: Table, shape: dict[str, int]) -> None:
+    table(ROW)
     assert told(**shape).configuration["split_k"] == 7
 
 
@@ -83,11 +74,11 @@ def test_a_row_speaks_for_its_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ids=str,
 )  # fmt: skip
 def test_other_shapes_take_the_heuristic(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: dict[str, int]
+    table: Table, tmp_path: Path, shape: dict[str, int]
 ) -> None:
     paged = ROW.replace(",512,0,", ",512,64,")
     elsewhere = f"{'gfx942' if ARCH == 'gfx950' else 'gfx950'}{ROW[6:]}"
-    table(tmp_path, monkeypatch, ROW, paged, elsewhere, ROW.replace(f",{CU_COUNT},", f",{CU_COUNT + 1},"))
+    table(ROW, paged, elsewhere, ROW.replace(f",{CU_COUNT},", f",{CU_COUNT + 1},"))
     found = told(**shape)
     if found.row is not None:  # a shipped one
         assert found.row["source"] != "model:test" and found.file is not None and found.file[0].parent != tmp_path
@@ -97,16 +88,14 @@ def test_other_shapes_take_the_heuristic(
     assert found.configuration["split_k"] == split_k_heuristic(named["batch"], named["kv_heads"], named["keys"])
 
 
-def test_a_page_size_takes_its_own_row_and_without_one_the_row_for_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table(tmp_path, monkeypatch, ROW, ROW.replace(",512,0,64,1,7,", ",512,256,64,1,3,"))
+def test_a_page_size_takes_its_own_row_and_without_one_the_row_for_any(table: Table) -> None:
+    table(ROW, ROW.replace(",512,0,64,1,7,", ",512,256,64,1,3,"))
     splits = [told(page=page).configuration["split_k"] for page in (0, 16, 64, 256)]
     assert splits == [7, 7, 7, 3]
 
 
-def test_what_the_caller_says_comes_before_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table(tmp_path, monkeypatch, ROW)
+def test_what_the_caller_says_comes_before_the_row(table: Table) -> None:
+    table(ROW)
     given = told(split_k=2)
     assert given.configuration["split_k"] == 2 and given.row is not None
     assert given.reason == "the tuned row of the shape's bucket, with split_k as given"
@@ -117,10 +106,10 @@ def test_what_the_caller_says_comes_before_the_row(tmp_path: Path, monkeypatch: 
     assert told(force={"waves": 1}).configuration["split_k"] == split_k_heuristic(4, 2, 512)
 
 
-def test_a_call_runs_as_its_row_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_runs_as_its_row_says(table: Table) -> None:
     from hipforge import emulator
 
-    table(tmp_path, monkeypatch, f"{ARCH},{CU_COUNT},2,1,4,64,128,0,64,1,2,,,,0.002,model:test")
+    table(f"{ARCH},{CU_COUNT},2,1,4,64,128,0,64,1,2,,,,0.002,model:test")
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(2, 1, 4, 64, generator=generator).bfloat16()
     k, v = (torch.randn(2, 128, 1, 64, generator=generator).to(FP8) for _ in range(2))
@@ -156,10 +145,8 @@ def test_a_malformed_row_is_named_with_its_line(tmp_path: Path, row: str, said: 
     assert str(caught.value).startswith(f"{path}{said}")
 
 
-def test_a_malformed_table_ends_the_call_and_a_forced_configuration_passes_it_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table(tmp_path, monkeypatch, ROW.replace(",512,", ",500,"))
+def test_a_malformed_table_ends_the_call_and_a_forced_configuration_passes_it_by(table: Table) -> None:
+    table(ROW.replace(",512,", ",500,"))
     with pytest.raises(ConfigError, match="Mkv is a bucket"):
         told()
     assert told(force={"split_k": 3}).configuration["split_k"] == 3
@@ -171,9 +158,7 @@ def test_every_shipped_row_is_one_the_tuner_may_choose() -> None:
         assert accepts_configuration(16, block_n, waves) and split_k * block_n <= max(row.integer("Mkv"), block_n)
 
 
-def test_forcing_what_the_kernel_has_not_is_refused_even_where_a_row_exists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table(tmp_path, monkeypatch, ROW)
+def test_forcing_what_the_kernel_has_not_is_refused_even_where_a_row_exists(table: Table) -> None:
+    table(ROW)
     with pytest.raises(GuardError, match="waves must be 1, 2 or 4; got 8"):
         told(force={"waves": 8})

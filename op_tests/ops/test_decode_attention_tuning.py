@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,7 @@ from hipforge.emulator.timing import Capture, estimate
 from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES
 from hipforge.errors import ConfigError
-from hipforge.ops.core.dispatch import clear_decisions
 from hipforge.ops.core.kernel import parsed, spelled
-from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.decode_attention import family, kernels
 from hipforge.ops.decode_attention.family import TABLE as DECODE_ATTENTION_FP8
 from hipforge.ops.decode_attention.kernels import BLOCKS_N, FP8, WAVES
@@ -219,7 +218,7 @@ def test_int4_counts_do_not_depend_on_the_number_of_scales() -> None:
 
 
 def test_the_int4_tuner_writes_a_row_that_calls_of_its_bucket_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, put_table: Callable[..., Path]
 ) -> None:
     table = tmp_path / "table.csv"
     assert driver.tune(int4_tuner.TUNER, [INT4_CELL], table) == 1
@@ -227,18 +226,12 @@ def test_the_int4_tuner_writes_a_row_that_calls_of_its_bucket_take(
     merge_rows(
         table, family.INT4_FAMILY.table, [{**row, "config": spelled({**parsed(str(row["config"])), "split_k": 3})}]
     )
-    monkeypatch.setenv("HIPFORGE_CONFIG_DECODE_ATTENTION_INT4", str(table))
-    clear_tables()
-    clear_decisions()
-    try:
-        for keys, num_groups, split_k in ((512, 4, 3), (400, 1, 3), (512, 8, 3), (256, 4, None)):
-            q = torch.empty(1, 2, 1, 4, 64, dtype=torch.bfloat16)
-            cache = torch.empty(1, 2 * keys, 1, 1, num_groups + 8, dtype=torch.int32).expand(-1, -1, -1, 4, -1)
-            lengths = torch.zeros(2, dtype=torch.int32)
-            told = explain(decode_attention_splitk, q, cache, cache, None, None, lengths, num_groups=num_groups)
-            assert told.kernel == "decode_attention_int4"
-            assert (told.file == (table, 2)) == (split_k == 3), told
-            assert split_k is None or told.configuration["split_k"] == split_k
-    finally:
-        clear_tables()
-        clear_decisions()
+    put_table(family.INT4_FAMILY.table, path=table)
+    for keys, num_groups, split_k in ((512, 4, 3), (400, 1, 3), (512, 8, 3), (256, 4, None)):
+        q = torch.empty(1, 2, 1, 4, 64, dtype=torch.bfloat16)
+        cache = torch.empty(1, 2 * keys, 1, 1, num_groups + 8, dtype=torch.int32).expand(-1, -1, -1, 4, -1)
+        lengths = torch.zeros(2, dtype=torch.int32)
+        told = explain(decode_attention_splitk, q, cache, cache, None, None, lengths, num_groups=num_groups)
+        assert told.kernel == "decode_attention_int4"
+        assert (told.file == (table, 2)) == (split_k == 3), told
+        assert split_k is None or told.configuration["split_k"] == split_k

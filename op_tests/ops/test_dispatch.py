@@ -12,9 +12,10 @@ from hipforge.errors import BuildError, ConfigError, GuardError
 from hipforge.ops import mxfp8_gemm as ops
 from hipforge.ops.core.dispatch import explain
 from hipforge.ops.mxfp8_gemm import kernels
+from hipforge.ops.mxfp8_gemm.family import TABLE
 from hipforge.ops.reference import mxfp8_mm
 
-HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source\n"
+HEADER = "gfx,cu_num,M,N,K,kernel,block_n,n_sub,k_splits,use_hip,us,stock_us,best_baseline_us,err,source"
 N, K = 48, 1024
 
 
@@ -44,18 +45,10 @@ def emulated_gfx950(monkeypatch):
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
+def table(put_table):
     """A function that puts rows 'M,N,K,kernel,block_n,n_sub,k_splits,use_hip' into effect."""
-
-    def put(*rows):
-        path = tmp_path / "table.csv"
-        source = "7.0,9.0,9.0,0.002,measured:MI355X/test"
-        path.write_text(HEADER + "".join(f"gfx950,256,{row},{source}\n" for row in rows))
-        monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
-        ops.reload_tables()
-        return path
-
-    return put
+    source = "7.0,9.0,9.0,0.002,measured:MI355X/test"
+    return lambda *rows: put_table(TABLE, *(f"gfx950,256,{row},{source}" for row in rows), header=HEADER)
 
 
 @pytest.fixture
@@ -344,12 +337,9 @@ def test_a_scope_with_an_unknown_name_changes_nothing():
 @pytest.mark.parametrize(
     ("m", "k", "block_n"), [(1, 6144, 4), (8, 6144, 4), (4, 8192, 4), (16, 6144, 8), (1, 6112, 8), (8, 1024, 8)]
 )
-def test_a_gemv_row_of_the_earlier_format_keeps_what_its_launcher_ran(m, k, block_n, tmp_path, monkeypatch):
+def test_a_gemv_row_of_the_earlier_format_keeps_what_its_launcher_ran(m, k, block_n, put_table):
     # Its launcher took 4 columns instead of 8 for a long K and few rows.
-    path = tmp_path / "earlier.csv"
-    path.write_text(f"K,N,M,kernel,n_sub,k_splits,use_hip\n{k},40,{m},gemv,0,0,1\n")
-    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GEMM", str(path))
-    ops.reload_tables()
+    put_table(TABLE, f"{k},40,{m},gemv,0,0,1", header="K,N,M,kernel,n_sub,k_splits,use_hip")
     assert dict(explain("mxfp8_gemv", *operands(m, 40, k)).configuration) == {"block_n": block_n}
 
 

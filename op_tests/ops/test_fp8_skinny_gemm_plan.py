@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ from hipforge import devices, explain
 from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
 from hipforge.errors import GuardError
-from hipforge.ops.core.dispatch import Choice, clear_decisions
+from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import spelled
-from hipforge.ops.core.tuned import clear_tables, read_rows, shipped_path
+from hipforge.ops.core.tuned import read_rows, shipped_path
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY, default_choice
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.kernels import wave_split
@@ -48,9 +48,8 @@ def row(m: int, choice: Choice | Configuration, arch: str = ARCH, cu_count: int 
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def table(put_table: Callable[..., Path]) -> Path:
     """A table with rows for m = 3 and 8 and, for m = 2, only rows that are not for this device."""
-    path = tmp_path / "t.csv"
     rows = [
         row(3, TUNED),
         row(8, Configuration(split_k=5)),
@@ -59,13 +58,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         [*row(16, Configuration(16))[:-7], 0, "9", "", "8", "8", "0.0002", "measured:a/b"],
         row(24, wave_split.choice(SPLIT)),
     ]
-    path.write_text("\n".join(",".join(map(str, line)) for line in [FP8_SKINNY_GEMM.header, *rows]) + "\n")
-    monkeypatch.setenv("HIPFORGE_CONFIG_FP8_SKINNY_GEMM", str(path))
-    clear_tables()
-    clear_decisions()
-    yield path
-    clear_tables()
-    clear_decisions()
+    return put_table(FP8_SKINNY_GEMM, *(",".join(map(str, line)) for line in rows))
 
 
 def operands(m: int, n: int = N, k: int = K) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -202,8 +195,6 @@ def test_the_shipped_table_has_the_models_rows_for_both_architectures():
 
 @pytest.mark.parametrize("m", [1, 5, 8, 12, 32])
 def test_the_planner_takes_the_shipped_rows_for_the_model(m):
-    clear_tables()
-    clear_decisions()
     for k, n in tuner.LLAMA_405B:
         a, b = (torch.empty(rows, k, dtype=FORMATS[ARCH]) for rows in (m, n))
         found = explain("skinny_gemm", a, b.t(), torch.ones(1))

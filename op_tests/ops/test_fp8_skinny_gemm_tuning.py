@@ -16,8 +16,7 @@ from hipforge.cli.main import cli
 from hipforge.cli.tune import command_of
 from hipforge.emulator.timing.context import gpu_of
 from hipforge.emulator.timing.machines import MACHINES as GPUS
-from hipforge.ops.core.dispatch import clear_decisions
-from hipforge.ops.core.tuned import clear_tables, read_rows
+from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY
 from hipforge.ops.fp8_skinny_gemm.family import TABLE as FP8_SKINNY_GEMM
 from hipforge.ops.fp8_skinny_gemm.kernels import QUEUE, queue, wave_split
@@ -166,7 +165,7 @@ def test_the_bound_is_below_the_cost_that_counts_give():
         assert tuner.bound(candidate, cell, MACHINES[ARCH]) < problem.cost(candidate)[0]
 
 
-def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
+def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch, put_table):
     path = tmp_path / "t.csv"
     tuner = skinny_gemm_fp8.TUNER
     few = dataclasses.replace(tuner, most_trials=2)
@@ -180,21 +179,14 @@ def test_the_command_writes_rows_that_the_planner_takes(tmp_path, monkeypatch):
     assert row.values["us"] is None and row.values["model_us"] > 1 and row.integer("use_hip") == 1
     assert 0 < row.values["err"] <= 2.0**-11
 
-    monkeypatch.setenv("HIPFORGE_CONFIG_FP8_SKINNY_GEMM", str(path))
-    clear_tables()
-    clear_decisions()
-    try:
-        generator = torch.Generator().manual_seed(0)
-        a, b = (torch.randn(rows, 544, generator=generator).to(FORMATS[ARCH]) for rows in (3, 96))
-        found = explain("skinny_gemm", a, b.t(), torch.ones(1))
-        assert found.file == (path, 2) and dict(found.configuration) == dict(FAMILY.choice_of(row).configuration)
-        assert found.reason == "the tuned row of this shape"
-        want = reference(a, b.t(), torch.ones(1), None, torch.float64, torch.float64)
-        assert relative_error(hipforge.skinny_gemm(a, b.t(), torch.ones(1)), want) <= 2e-3
-    finally:
-        monkeypatch.undo()
-        clear_tables()
-        clear_decisions()
+    put_table(FP8_SKINNY_GEMM, path=path)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(rows, 544, generator=generator).to(FORMATS[ARCH]) for rows in (3, 96))
+    found = explain("skinny_gemm", a, b.t(), torch.ones(1))
+    assert found.file == (path, 2) and dict(found.configuration) == dict(FAMILY.choice_of(row).configuration)
+    assert found.reason == "the tuned row of this shape"
+    want = reference(a, b.t(), torch.ones(1), None, torch.float64, torch.float64)
+    assert relative_error(hipforge.skinny_gemm(a, b.t(), torch.ones(1)), want) <= 2e-3
 
 
 def test_the_baseline_is_torchs_scaled_mm_on_the_same_operands(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hipforge import devices
 from hipforge.errors import ConfigError
 from hipforge.ops import fp8_grouped_gemm, moe_gate_up, mxfp4_grouped_gemm
 from hipforge.ops.core import invariance
-from hipforge.ops.core.tuned import clear_tables, read_rows
+from hipforge.ops.core.tuned import read_rows
 from hipforge.ops.gate_up_split import FAMILY, KERNEL_OF, split_of, split_of_four
 from hipforge.tuning.families.gate_up_split import KINDS, TUNER, SplitCell
 from hipforge.tuning.tuner import relative_error
@@ -28,20 +28,10 @@ CELL = SplitCell(64, 384, 2, False, 4, experts=6, top_k=2)
 
 
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+def tables(put_table: Callable[..., Path]) -> Callable[[str], Path]:
     """Puts a row for this device into effect, given without device and evidence."""
-
-    def put(row: str) -> Path:
-        device = f"{devices.current().arch_of()},{devices.current().cu_count()}"
-        path = tmp_path / "splits.csv"
-        path.write_text(f"{','.join(FAMILY.table.header)}\n{device},{row},,3.0,,,0.001,model:cdna4-events-3\n")
-        monkeypatch.setenv("HIPFORGE_CONFIG_GATE_UP_SPLIT", str(path))
-        clear_tables()
-        return path
-
-    yield put
-    monkeypatch.undo()
-    clear_tables()
+    device = f"{devices.current().arch_of()},{devices.current().cu_count()}"
+    return lambda row: put_table(FAMILY.table, f"{device},{row},,3.0,,,0.001,model:cdna4-events-3")
 
 
 def call(cell: SplitCell) -> tuple[object, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,6 @@ from hipforge.cli.tune import command_of
 from hipforge.emulator import timing
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.kernel import spelled
-from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.tuning import driver, work
 from hipforge.tuning.families import fp8_grouped_gemm, gate_up_split, mxfp4_grouped_gemm, mxfp8_grouped_gemm
@@ -71,10 +70,8 @@ CASES = {
 
 
 @pytest.fixture(params=list(CASES))
-def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    clear_tables()
-    yield CASES[request.param]
-    clear_tables()
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
 
 
 def on_cpu(case: Case, cell: MoeCell, arch: str = "gfx950") -> MoeOperands:
@@ -123,15 +120,14 @@ def test_a_modelled_row_is_written_per_cell_and_measured_ones_stay(case: Case, t
     assert driver.tune(case.tuner, case.cells, table, resume=True) == 0
 
 
-def test_the_op_runs_what_a_row_says(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_runs_what_a_row_says(case: Case, tmp_path: Path, put_table: Callable[..., Path]) -> None:
     cell, family, path = case.cells[0], case.tuner.family, tmp_path / "own.csv"
     default = family.default_choice(cell, "gfx950", 256)
     other = next(choice for choice in reversed(case.tuner.candidates(cell, "gfx950")) if choice != default)
     trial = Trial(other, 1e-6, 0.001, model_us=1.0)
     row = work.row_for(case.tuner, cell, ("gfx950", 256), trial, "model:test", None, 3.0)
     merge_rows(path, family.table, [row])
-    monkeypatch.setenv(f"HIPFORGE_CONFIG_{family.table.family.upper()}", str(path))
-    clear_tables()
+    put_table(family.table, path=path)
     parts = on_cpu(case, cell)
     told = hipforge.explain(case.op, *given(cell, parts))
     assert told.file is not None and told.file[0] == path

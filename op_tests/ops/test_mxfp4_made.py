@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,6 @@ import hipforge
 from hipforge import emulator
 from hipforge.errors import GuardError
 from hipforge.ops import mxfp4_gemm as ops
-from hipforge.ops.core.tuned import clear_tables
 from hipforge.ops.fused_linear import quantize_mxfp4_linear
 from hipforge.ops.mxfp4_gemm.kernels import made
 from hipforge.ops.mxfp4_gemm.raw import Problem
@@ -158,21 +157,12 @@ def test_where_two_launches_are_taken(m: int, n: int, k: int, dtype: torch.dtype
 
 
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Puts a row of the shape (4, 64, 256) into effect, given from its configuration on."""
-
-    def put(row: str) -> None:
-        path = tmp_path / "made.csv"
-        path.write_text(f"{','.join(FAMILY.table.header)}\ngfx950,256,{row}\n")
-        monkeypatch.setenv("HIPFORGE_CONFIG_MXFP4_MADE", str(path))
-        clear_tables()
-
-    yield put
-    monkeypatch.undo()
-    clear_tables()
+def tables(put_table: Callable[..., Path]) -> Callable[[str], Path]:
+    """Puts a row into effect, given from its shape on."""
+    return lambda row: put_table(FAMILY.table, f"gfx950,256,{row}")
 
 
-def test_a_row_decides_the_configuration(tables: Callable[[str], None]) -> None:
+def test_a_row_decides_the_configuration(tables: Callable[[str], Path]) -> None:
     x, w = drawn(4, 256), weights(64, 256)
     want = quantize_mxfp4_linear(x, *w)
     ruled = hipforge.explain(quantize_mxfp4_linear, x, *w)
@@ -189,7 +179,7 @@ def test_a_row_decides_the_configuration(tables: Callable[[str], None]) -> None:
     "shape, use_hip, one_launch", [((4, 64, 256), 0, False), ((256, 28672, 1024), 1, True)]
 )  # fmt: skip
 def test_a_measured_row_decides_how_many_launches(
-    shape: tuple[int, int, int], use_hip: int, one_launch: bool, tables: Callable[[str], None]
+    shape: tuple[int, int, int], use_hip: int, one_launch: bool, tables: Callable[[str], Path]
 ) -> None:
     m, n, k = shape
     given = torch.empty(m, k, dtype=torch.bfloat16), *unfilled(n, k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hipforge.errors import GuardError
 from hipforge.ops.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_mxfp8_linear
 from hipforge.ops.moe import moe_align_block_size
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
-from hipforge.ops.smallm_gemm_mxfp8 import reload_tables
+from hipforge.ops.mxfp8_grouped_gemm.family import TABLE
 
 HEADER = "gfx,cu_num,M,N,K,a_div,has_weight,block_n,min_experts,use_hip,us,stock_us,best_baseline_us,err,source"
 
@@ -214,18 +215,11 @@ def test_the_torch_path_computes_the_same(weighted: bool) -> None:
     assert_bits(linear(case), want)
 
 
-def test_an_override_routes_a_call_and_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tmp_path / "mine.csv"
+def test_an_override_routes_a_call_and_names_its_line(put_table: Callable[..., Path]) -> None:
     rows = ("gfx950,256,4,16,96,1,0,16,0,1,,,,,model:test", "gfx950,256,9,16,96,1,0,8,3,1,,,,,model:test")
-    table.write_text("\n".join((HEADER, *rows)) + "\n")
-    monkeypatch.setenv("HIPFORGE_CONFIG_MXFP8_GROUPED_GEMM", str(table))
-    reload_tables()
-    try:
-        seen = {slots: explained(exact((0,) * slots, experts=2, n=16, k=96)) for slots in (4, 5, 10)}
-        with_three = explained(exact((0,) * 5, experts=3, n=16, k=96))
-    finally:
-        monkeypatch.undo()
-        reload_tables()
+    table = put_table(TABLE, *rows, header=HEADER)
+    seen = {slots: explained(exact((0,) * slots, experts=2, n=16, k=96)) for slots in (4, 5, 10)}
+    with_three = explained(exact((0,) * 5, experts=3, n=16, k=96))
     plain = {"rows": 16, "waves": 1, "columns": 16}  # what stands for the kernel of rows without a name, smallm
     assert seen[4].configuration == plain and seen[4].file == (table, 2)
     assert seen[5].path == "none" and "at least 3 experts; got E=2" in seen[5].reason
