@@ -8,11 +8,23 @@ from math import ceil
 import torch
 
 from helpers.mxfp8_cases import E8M0, FORMATS, embedded, nan_byte
+from hipforge.ops.reference import dequantize_mxfp8
+from hipforge.ops.reference.fp8 import Scales
 
 # kind -> (rows of W, elements of K) that share a scale; None for all of K
 BLOCKS = {"rows": (1, None), "tensor": (None, None), "blocks": (128, 128), "blocks_e8m0": (128, 128), "mx": (32, 32)}
 NUMBERS = {"rows": 0, "tensor": 0, "blocks": 1, "blocks_e8m0": 2, "mx": 3}
 KINDS = tuple(BLOCKS)
+
+
+def dequantised(q: torch.Tensor, scale: torch.Tensor, kind: Scales) -> torch.Tensor:
+    """Activations as numbers, float64."""
+    if kind is Scales.MX_SHARED:
+        return dequantize_mxfp8(q, scale, torch.float64)
+    if kind is Scales.ONCE:
+        return q.double() * scale.double()[:, None]
+    factor = scale.double() if scale.dtype == torch.float32 else 2.0 ** (scale.double() - 127)
+    return q.double() * factor.repeat_interleave(128, 1)[:, : q.shape[1]]
 
 
 @dataclass(frozen=True)

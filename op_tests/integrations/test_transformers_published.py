@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.fp8_cases import dequantised
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 from transformers.quantizers import auto
@@ -22,7 +23,6 @@ from hipforge.ops.fp8_quant import QUANTISERS
 from hipforge.ops.reference import (
     dequantize_fp8,
     dequantize_mxfp4,
-    dequantize_mxfp8,
     quantize_fp8_rows,
     quantize_fp8_weights,
     quantize_mxfp4,
@@ -181,17 +181,6 @@ def numbers(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return dequantize_fp8(q, scale, torch.float64)
 
 
-def activations(x: torch.Tensor, kind: Scales) -> torch.Tensor:
-    """x as the layer quantises it, float64."""
-    q, scale = QUANTISERS[kind](x)
-    if kind is Scales.MX_SHARED:
-        return dequantize_mxfp8(q, scale, torch.float64)
-    if kind is Scales.ONCE:
-        return q.double() * scale.double()[:, None]
-    factor = scale.double() if scale.dtype == torch.float32 else 2.0 ** (scale.double() - 127)
-    return q.double() * factor.repeat_interleave(128, 1)[:, : q.shape[1]]
-
-
 def calls_of(layers: dict[str, torch.nn.Module]) -> dict[str, tuple[Any, torch.Tensor]]:
     """The arguments and the result of each layer's first call, once the model has run."""
     seen: dict[str, tuple[Any, torch.Tensor]] = {}
@@ -220,7 +209,7 @@ def test_a_published_checkpoint_generates_with_the_numbers_that_it_holds(tmp_pat
         assert torch.equal(numbers(layer.weight, layer.weight_scale), weight), name
         bias = 0 if layer.bias is None else stored[f"{name}.bias"].double()
         given, result = seen[name][0][0].flatten(0, -2), seen[name][1].flatten(0, -2)
-        x = activations(given, layer.kind)
+        x = dequantised(*QUANTISERS[layer.kind](given), layer.kind)
         exact = x @ weight.T + bias
         # one rounding to bfloat16; float32 sums of K + 1 terms and the product of two scales in each block
         magnitude = x.abs() @ weight.abs().T + abs(bias)
@@ -233,11 +222,11 @@ def token_by_token(
     gate: Callable[[torch.Tensor], torch.Tensor], biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Experts in float64 with the roundings of the op: gate and up to bfloat16, the activation as it is quantised."""
-    x, out = activations(hidden, kind), torch.zeros(hidden.shape, dtype=torch.float64)
+    x, out = dequantised(*QUANTISERS[kind](hidden), kind), torch.zeros(hidden.shape, dtype=torch.float64)
     for token in range(len(x)):
         for choice, expert in enumerate(ids[token].tolist()):
             first = w1[expert] @ x[token] + (0 if biases is None else biases[0][expert])
-            inner = activations(gate(first.bfloat16().double())[None].float(), kind)[0]
+            inner = dequantised(*QUANTISERS[kind](gate(first.bfloat16().double())[None].float()), kind)[0]
             second = w2[expert] @ inner + (0 if biases is None else biases[1][expert])
             out[token] += weights[token, choice].double() * second
     return out

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.draws import normal
 from torch import Tensor
 
 from hipforge import aiter_compat
@@ -31,10 +32,6 @@ def rms_norm_cu(out: Tensor, input: Tensor, weight: Tensor, epsilon: float) -> N
 
 @compile_ops(MODULE, ffi_type="pybind", develop=False)
 def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None: ...
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_the_activation_kernel_runs() -> None:

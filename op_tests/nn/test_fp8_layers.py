@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.draws import normal
 from helpers.errors import relative
+from helpers.fp8_cases import dequantised
 
 import hipforge
 from hipforge import emulator
@@ -29,7 +31,6 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_quant import QUANTISERS
 from hipforge.ops.reference import (
     dequantize_fp8,
-    dequantize_mxfp8,
     quantize_fp8_rows,
     quantize_fp8_weights,
     quantize_mxfp4,
@@ -47,10 +48,6 @@ KINDS = {"tensor": Scales.ONCE, "rows": Scales.ONCE, "blocks": Scales.BLOCKS, "b
 N, K = 144, 288  # two blocks of N and three of K, the last ones short
 
 
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def checkpoint(layout: str, n: int = N, k: int = K, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3fn elements and scales as files have them, rows and blocks of very unequal size."""
     w = normal(n, k, seed=seed) * torch.logspace(-12, 4, n, base=2)[:, None] * torch.linspace(1, 8, k)
@@ -61,16 +58,6 @@ def checkpoint(layout: str, n: int = N, k: int = K, seed: int = 0) -> tuple[torc
         q, scale = quantize_fp8_rows(w)
         return q, scale[:, None]
     return quantize_fp8_weights(w, FN, layout != "blocks", 32 if layout == "shared_e8m0" else 128)
-
-
-def dequantised(q: torch.Tensor, scale: torch.Tensor, kind: Scales) -> torch.Tensor:
-    """Activations as numbers, float64."""
-    if kind is Scales.MX_SHARED:
-        return dequantize_mxfp8(q, scale, torch.float64)
-    if kind is Scales.ONCE:
-        return q.double() * scale.double()[:, None]
-    factor = scale.double() if scale.dtype == torch.float32 else 2.0 ** (scale.double() - 127)
-    return q.double() * factor.repeat_interleave(128, 1)[:, : q.shape[1]]
 
 
 def product_bound(x: torch.Tensor, w: torch.Tensor, exact: torch.Tensor, rounding: float) -> torch.Tensor:

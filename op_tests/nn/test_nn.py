@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.draws import normal
 from helpers.errors import relative
 
 import hipforge
@@ -39,10 +40,6 @@ pytestmark = pytest.mark.gfx942("not without_kernels")
 
 # Both sides share every quantisation; left are float32 sums and one rounding to bf16, 1.66e-3.
 ONE_ROUNDING = 3e-3
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def linear(k: int = 96, n: int = 40, bias: bool = True) -> torch.nn.Linear:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.draws import normal
 from safetensors.torch import save_file
 
 import hipforge
@@ -33,10 +34,6 @@ from hipforge.ops.reference import (
 pytestmark = pytest.mark.gfx942("devices_format or elsewhere or 254 or places or doubled")
 
 N, K = 48, 128
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def fn_mxfp8(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.draws import normal
 
 import hipforge
 from hipforge import GuardError
@@ -18,10 +19,6 @@ from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.reference import quantize_kv_int4
 
 D, HEADS, GROUP, KEYS = 64, 2, 4, 20
-
-
-def _normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Cache(NamedTuple):
@@ -50,8 +47,8 @@ CACHES = {
 
 
 def _case(kind: str, keys: int = KEYS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = [CACHES[kind].rows(_normal(1, keys, HEADS, D, seed=seed)) for seed in (1, 2)]
-    return _normal(1, 1, HEADS * GROUP, D, seed=0).half(), *rows, torch.tensor([keys], dtype=torch.int32)
+    rows = [CACHES[kind].rows(normal(1, keys, HEADS, D, seed=seed)) for seed in (1, 2)]
+    return normal(1, 1, HEADS * GROUP, D, seed=0).half(), *rows, torch.tensor([keys], dtype=torch.int32)
 
 
 @pytest.mark.parametrize("which", ["k", "v"])
@@ -88,8 +85,8 @@ def test_the_stride_of_a_single_key_says_nothing(kind: str) -> None:
 
 def _paged(tables: list[list[int]], lengths: list[int], pages: int = 4, **options: Any) -> torch.Tensor:
     """Attention of a token per sequence over pages of 16 keys."""
-    k, v = (_normal(pages, 16, HEADS, D, seed=seed).half() for seed in (1, 2))
-    q = _normal(len(lengths), 1, HEADS * GROUP, D, seed=0).half()
+    k, v = (normal(pages, 16, HEADS, D, seed=seed).half() for seed in (1, 2))
+    q = normal(len(lengths), 1, HEADS * GROUP, D, seed=0).half()
     given = [torch.tensor(part, dtype=torch.int32) for part in (tables, lengths)]
     return hipforge.decode_attention_fp8(q, k, v, *given, **options)
 
