@@ -219,6 +219,25 @@ SUBJECTS = {
 }  # fmt: skip
 
 
+def check_tile(cases: list[Operands], run: Callable[[Operands], object], most: float) -> None:
+    """Two problems of one tile, of a K and of a longer one: what is loaded, multiplied and, in the loop, executed."""
+    conflicts, issued = set(), []
+    for case in cases:
+        m, n, k = case.mnk
+        with emulator.counters() as counters:
+            run(case)
+        assert counters.mfma_count == m // 32 * (n // 32) * (k // 64)
+        assert counters.tensors["Xq"].loaded == case.xq.numel()
+        assert counters.tensors["Wq"].loaded == case.wq.numel()
+        assert counters.scratch_bytes == 0 and counters.launches == 1
+        conflicts.add(counters.lds_bank_conflicts)
+        issued.append((counters.wave_instructions, counters.mfma_count))
+    (few, few_matrix), (more, more_matrix) = issued
+    # ``most`` as clang 22 compiles the loop, per matrix instruction; another compiler may need a few more.
+    assert (more - few) / (more_matrix - few_matrix) < 1.1 * most
+    assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"
+
+
 def instances(which: str, form: Format | None = None) -> pytest.MarkDecorator:
     """Parametrise by subject and configuration: of ``every``, ``few`` or ``one`` of each kernel (of a format)."""
     found = []

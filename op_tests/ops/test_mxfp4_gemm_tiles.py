@@ -9,6 +9,7 @@ from math import ceil
 
 import pytest
 import torch
+from helpers.block_gemm_subjects import check_tile
 from helpers.mxfp4_cases import BENCH, CODE_OF_ONE, TASKS, Operands, assert_close, codes, operands, oracle, random_codes
 from helpers.mxfp8_cases import SCALE_ONE, assert_bits, embedded
 from helpers.mxfp8_grouped_cases import sparse_bytes
@@ -63,22 +64,8 @@ def test_shuffled_scales_off_four_bytes_are_copied() -> None:
 @pytest.mark.parametrize("shuffled", (False, True))
 @pytest.mark.parametrize("tile", TILE_NUMBERS)
 def test_what_one_tile_loads_and_multiplies(tile: int, shuffled: bool) -> None:
-    m, n = tile // 1000, tile % 1000
-    conflicts, issued = set(), []
-    for k in (2048, 6144):
-        case = random_codes(m, n, k, scales=(127, 128))
-        with emulator.counters() as counters:
-            run(case, tile, shuffled=shuffled)
-        assert counters.mfma_count == m // 32 * (n // 32) * (k // 64)
-        assert counters.tensors["Xq"].loaded == case.xq.numel()
-        assert counters.tensors["Wq"].loaded == case.wq.numel()
-        assert counters.scratch_bytes == 0 and counters.launches == 1
-        conflicts.add(counters.lds_bank_conflicts)
-        issued.append((counters.wave_instructions, counters.mfma_count))
-    (few, few_matrix), (more, more_matrix) = issued
-    # Of the loop alone, as clang 22 compiles it; another compiler may need a few more.
-    assert (more - few) / (more_matrix - few_matrix) < 1.1 * LOOP_INSTRUCTIONS[tile]
-    assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"
+    cases = [random_codes(*divmod(tile, 1000), k, scales=(127, 128)) for k in (2048, 6144)]
+    check_tile(cases, lambda case: run(case, tile, shuffled=shuffled), LOOP_INSTRUCTIONS[tile])
 
 
 @pytest.mark.parametrize("shuffled", (False, True))

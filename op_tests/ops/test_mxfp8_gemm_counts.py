@@ -6,6 +6,7 @@ from math import ceil
 
 import pytest
 import torch
+from helpers.block_gemm_subjects import check_tile
 from helpers.mxfp8_cases import Operands, assert_bits, assert_close, integers, normal, oracle
 
 from hipforge import devices, emulator
@@ -149,18 +150,5 @@ LOOP_INSTRUCTIONS = {256256: 8.6, 192256: 10.5, 192128: 11.4, 128192: 11.3, 1281
 
 @pytest.mark.parametrize("tile", tuple(map(tile_number, TILED.step_us)))
 def test_what_one_tile_loads_and_multiplies(tile: int) -> None:
-    m, n = divmod(tile, 1000)
-    conflicts, issued = set(), []
-    for k in (1024, 3072):
-        case = integers(m, n, k, scales=(126, 128))
-        counters, _ = counted(case, "mxfp8_gemm_tiles", tile=tile, k_splits=1)
-        assert counters.mfma_count == m // 32 * (n // 32) * (k // 64)
-        assert counters.tensors["Xq"].loaded == case.xq.numel()
-        assert counters.tensors["Wq"].loaded == case.wq.numel()
-        assert counters.scratch_bytes == 0
-        conflicts.add(counters.lds_bank_conflicts)
-        issued.append((counters.wave_instructions, counters.mfma_count))
-    (few, few_matrix), (more, more_matrix) = issued
-    # Of the loop alone, as clang 22 compiles it; another compiler may need a few more.
-    assert (more - few) / (more_matrix - few_matrix) < 1.1 * LOOP_INSTRUCTIONS[tile]
-    assert len(conflicts) == 1, "only results on their way out may meet in a bank, not operands"
+    cases = [integers(*divmod(tile, 1000), k, scales=(126, 128)) for k in (1024, 3072)]
+    check_tile(cases, lambda case: counted(case, "mxfp8_gemm_tiles", tile=tile, k_splits=1), LOOP_INSTRUCTIONS[tile])
