@@ -25,59 +25,33 @@ from hipforge.jit.roots import Roots
 from hipforge.jit.spec import BuildSpec
 
 
-def truncate(entry: Entry) -> None:
-    entry.library.write_bytes(entry.library.read_bytes()[:-1])
-
-
 def flip_a_bit(entry: Entry) -> None:
     data = bytearray(entry.library.read_bytes())
     data[len(data) // 2] ^= 1
     entry.library.write_bytes(bytes(data))
 
 
-def lose_the_library(entry: Entry) -> None:
-    entry.library.unlink()
+def rewrite(change: Callable[[str], str]) -> Callable[[Entry], object]:
+    """Another text of an entry's manifest."""
+    return lambda entry: (entry.path / cache.MANIFEST).write_text(change((entry.path / cache.MANIFEST).read_text()))
 
 
-def lose_the_manifest(entry: Entry) -> None:
-    (entry.path / cache.MANIFEST).unlink()
+DAMAGES: dict[str, Callable[[Entry], object]] = {
+    "truncated": lambda entry: entry.library.write_bytes(entry.library.read_bytes()[:-1]),
+    "a bit flipped": flip_a_bit,
+    "no library": lambda entry: entry.library.unlink(),
+    "no manifest": lambda entry: (entry.path / cache.MANIFEST).unlink(),
+    "half a manifest": rewrite(lambda text: text[: len(text) // 2]),
+    "a foreign manifest": rewrite(lambda _: '{"made": "by something else"}'),
+    "of another format": rewrite(lambda text: json.dumps({**json.loads(text), "format": 0})),
+    "another module's": rewrite(lambda text: json.dumps({**json.loads(text), "key": "0" * 64})),
+}
 
 
-def write_half_a_manifest(entry: Entry) -> None:
-    text = (entry.path / cache.MANIFEST).read_text()
-    (entry.path / cache.MANIFEST).write_text(text[: len(text) // 2])
-
-
-def write_a_foreign_manifest(entry: Entry) -> None:
-    (entry.path / cache.MANIFEST).write_text('{"made": "by something else"}')
-
-
-def write_a_manifest_of_another_format(entry: Entry) -> None:
-    raw = json.loads((entry.path / cache.MANIFEST).read_text())
-    (entry.path / cache.MANIFEST).write_text(json.dumps({**raw, "format": 0}))
-
-
-def put_another_modules_entry_in_its_place(entry: Entry) -> None:
-    raw = json.loads((entry.path / cache.MANIFEST).read_text())
-    (entry.path / cache.MANIFEST).write_text(json.dumps({**raw, "key": "0" * 64}))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        flip_a_bit,
-        lose_the_library,
-        lose_the_manifest,
-        write_half_a_manifest,
-        write_a_foreign_manifest,
-        write_a_manifest_of_another_format,
-        put_another_modules_entry_in_its_place,
-    ],
-)
-def test_a_damaged_entry_is_a_miss_and_is_replaced(stand_in: StandIn, damage: Callable[[Entry], None]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_a_miss_and_is_replaced(stand_in: StandIn, damage: str) -> None:
     first = stand_in.build().entry
-    damage(first)
+    DAMAGES[damage](first)
     second = stand_in.build()
     assert second.built
     assert library_value(second.entry) == 3

@@ -9,7 +9,9 @@ import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pybind11
 import pytest
 from helpers.jit_stand_in import StandIn, library_value
 
@@ -49,41 +51,9 @@ class HostCase(Case):
         return host_library.specification(wanted)
 
 
-def change_format(case: Case) -> None:
-    case.patch.setattr(spec, "FORMAT", spec.FORMAT + 1)
-
-
-def change_hipforge(case: Case) -> None:
-    case.patch.setattr(hipforge, "__version__", "99.0")
-
-
-def change_abi(case: Case) -> None:
-    case.patch.setattr(spec, "ABI_VERSION", spec.ABI_VERSION + 1)
-
-
 def change_module(case: Case) -> None:
     case.box.module("renamed", **MODULE)
     case.arguments["name"] = "renamed"
-
-
-def change_target(case: Case) -> None:
-    case.arguments["arch"] = "gfx942"
-
-
-def change_variant(case: Case) -> None:
-    case.arguments["variant"] = {"ROWS": 2}
-
-
-def change_flags(case: Case) -> None:
-    case.box.module(**{**MODULE, "flags_extra_hip": ["-DB", "-DA"]})  # the same flags in another order
-
-
-def change_source(case: Case) -> None:
-    case.box.write("sample.cu", 'extern "C" int value() { return 4; }\n')
-
-
-def change_generator(case: Case) -> None:
-    case.box.write("make.py", GENERATOR + "# another\n")
 
 
 def change_steps(case: Case) -> None:
@@ -95,45 +65,10 @@ def change_steps(case: Case) -> None:
     case.patch.setattr(hip_clang.HipClang, "link", link)
 
 
-def change_files(case: Case) -> None:
-    case.patch.setattr(hip_clang, "_PIECE", hip_clang._PIECE + "# another\n")
-
-
-def change_compiler(case: Case) -> None:
-    case.box.install(version="20.0.1git (roc-7.0.1)")
-
-
-def change_device_library(case: Case) -> None:
-    (case.box.folder / "amdgcn/bitcode/ocml.bc").write_bytes(b"another")
-
-
-def change_host_headers(case: Case) -> None:
-    (case.box.folder / "gcc/13").mkdir()
-
-
-def change_host_cpu(case: Case) -> None:
-    case.patch.setattr(host_library, "native", lambda: "another cpu")
-    # The compiler is told -march=native whatever this says, so the library still runs here.
-
-
-def change_environment(case: Case) -> None:
-    case.patch.setenv("CPATH", str(case.box.sources))
-
-
-def change_python(case: Case) -> None:
-    original = sysconfig.get_config_var
-    case.patch.setattr(sysconfig, "get_config_var", lambda name: "another" if name == "SOABI" else original(name))
-
-
-def change_pybind11(case: Case) -> None:
-    import pybind11
-
-    case.patch.setattr(pybind11, "__version__", "99.0")
-
-
-def change_torch(case: Case) -> None:
-    original = importlib.metadata.version
-    case.patch.setattr(importlib.metadata, "version", lambda name: "99.0" if name == "torch" else original(name))
+def change_answer(case: Case, owner: Any, function: str, asked: str, answer: str) -> None:
+    """A function of one name answers otherwise."""
+    original = getattr(owner, function)
+    case.patch.setattr(owner, function, lambda name: answer if name == asked else original(name))
 
 
 GENERATOR = """\
@@ -150,26 +85,28 @@ MODULE = {
 }
 
 # ingredient: (how to change it, other ingredients that necessarily change with it)
-CHANGES: dict[str, tuple[Callable[[Case], None], set[str]]] = {
-    "format": (change_format, set()),
-    "hipforge": (change_hipforge, set()),
-    "abi": (change_abi, set()),
+CHANGES: dict[str, tuple[Callable[[Case], object], set[str]]] = {
+    "format": (lambda case: case.patch.setattr(spec, "FORMAT", spec.FORMAT + 1), set()),
+    "hipforge": (lambda case: case.patch.setattr(hipforge, "__version__", "99.0"), set()),
+    "abi": (lambda case: case.patch.setattr(spec, "ABI_VERSION", spec.ABI_VERSION + 1), set()),
     "module": (change_module, {"steps", "files"}),
-    "target": (change_target, {"steps", "files"}),
-    "variant": (change_variant, {"steps"}),
-    "flags": (change_flags, {"steps"}),
-    "source": (change_source, set()),
-    "generator": (change_generator, set()),
+    "target": (lambda case: case.arguments.update(arch="gfx942"), {"steps", "files"}),
+    "variant": (lambda case: case.arguments.update(variant={"ROWS": 2}), {"steps"}),
+    # The same flags in another order.
+    "flags": (lambda case: case.box.module(**{**MODULE, "flags_extra_hip": ["-DB", "-DA"]}), {"steps"}),
+    "source": (lambda case: case.box.write("sample.cu", 'extern "C" int value() { return 4; }\n'), set()),
+    "generator": (lambda case: case.box.write("make.py", GENERATOR + "# another\n"), set()),
     "steps": (change_steps, set()),
-    "files": (change_files, set()),
-    "compiler": (change_compiler, set()),
-    "device library": (change_device_library, set()),
-    "host headers": (change_host_headers, set()),
-    "host cpu": (change_host_cpu, set()),
-    "environment": (change_environment, set()),
-    "python": (change_python, set()),
-    "pybind11": (change_pybind11, set()),
-    "torch": (change_torch, set()),
+    "files": (lambda case: case.patch.setattr(hip_clang, "_PIECE", hip_clang._PIECE + "# another\n"), set()),
+    "compiler": (lambda case: case.box.install(version="20.0.1git (roc-7.0.1)"), set()),
+    "device library": (lambda case: (case.box.folder / "amdgcn/bitcode/ocml.bc").write_bytes(b"another"), set()),
+    "host headers": (lambda case: (case.box.folder / "gcc/13").mkdir(), set()),
+    # The compiler is told -march=native whatever this says, so the library still runs here.
+    "host cpu": (lambda case: case.patch.setattr(host_library, "native", lambda: "another cpu"), set()),
+    "environment": (lambda case: case.patch.setenv("CPATH", str(case.box.sources)), set()),
+    "python": (lambda case: change_answer(case, sysconfig, "get_config_var", "SOABI", "another"), set()),
+    "pybind11": (lambda case: case.patch.setattr(pybind11, "__version__", "99.0"), set()),
+    "torch": (lambda case: change_answer(case, importlib.metadata, "version", "torch", "99.0"), set()),
 }
 
 
@@ -334,17 +271,9 @@ def set_unrelated_variables(box: StandIn) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        touch_everything,
-        check_out_again_with_older_mtimes,
-        set_the_clock_ahead,
-        move_the_clone,
-        move_the_compiler,
-        ask_for_other_jobs_and_more_words,
-        put_a_launcher_in_front,
-        set_unrelated_variables,
-    ],
-)
+    [touch_everything, check_out_again_with_older_mtimes, set_the_clock_ahead, move_the_clone, move_the_compiler,
+     ask_for_other_jobs_and_more_words, put_a_launcher_in_front, set_unrelated_variables],
+)  # fmt: skip
 def test_what_does_not_determine_the_binary_is_still_a_hit(
     stand_in: StandIn,
     change: Callable[[StandIn], None],

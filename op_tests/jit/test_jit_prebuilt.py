@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +116,6 @@ def test_a_prebuilt_module_travels_to_another_place(ahead: StandIn) -> None:
     assert loader.load("sample", None, "gfx950").path.is_relative_to(moved)
 
 
-def edit_source(box: StandIn) -> None:
-    box.write("sample.cu", '#include "value.h"\nextern "C" int value() { return VALUE + 0; }\n')
-
-
-def edit_header(box: StandIn) -> None:
-    box.write("value.h", "#define VALUE 4\n")
-
-
-def change_flags(box: StandIn) -> None:
-    box.module(flags_extra_hip=["-DX"])
-
-
 def damage_library(box: StandIn) -> None:
     (library,) = (box.folder / "ahead").rglob("module.so")
     library.write_bytes(library.read_bytes()[:-1] + b"x")
@@ -141,17 +129,19 @@ def change_manifest(box: StandIn, **keys: Any) -> None:
     path.write_text(json.dumps(raw))
 
 
-def change_abi(box: StandIn) -> None:
-    change_manifest(box, abi="0")
+MISFITS: dict[str, Callable[[StandIn], object]] = {
+    "source": lambda box: box.write("sample.cu", '#include "value.h"\nextern "C" int value() { return VALUE + 0; }\n'),
+    "header": lambda box: box.write("value.h", "#define VALUE 4\n"),
+    "flags": lambda box: box.module(flags_extra_hip=["-DX"]),
+    "library": damage_library,
+    "abi": lambda box: change_manifest(box, abi="0"),
+    "target": lambda box: change_manifest(box, target="gfx942"),
+}
 
 
-def change_target(box: StandIn) -> None:
-    change_manifest(box, target="gfx942")
-
-
-@pytest.mark.parametrize("change", [edit_source, edit_header, change_flags, damage_library, change_abi, change_target])
-def test_a_prebuilt_module_that_does_not_fit_is_not_taken(ahead: StandIn, change: Any) -> None:
-    change(ahead)
+@pytest.mark.parametrize("change", MISFITS)
+def test_a_prebuilt_module_that_does_not_fit_is_not_taken(ahead: StandIn, change: str) -> None:
+    MISFITS[change](ahead)
     with pytest.raises(ToolchainError):
         loader.load("sample", None, "gfx950")
 
