@@ -54,6 +54,22 @@ def test_every_shape_of_work_group(arch: str, kind: str, rows: int, columns: int
     assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
 
 
+# One step a wave; a last step that is partial, of runs of 2 to 5; runs of 8. The last work-groups have few rows and columns.
+LONG_STORES = ((32, 48, 512, 128), (16, 76, 1056, 152), (64, 64, 2208, 152), (32, 36, 4064, 152), (32, 80, 2208, 84))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "columns", "k", "n"), LONG_STORES)
+def test_four_waves_store_neighbouring_columns(arch: str, kind: str, rows: int, columns: int, k: int, n: int) -> None:
+    columns = columns if arch == "gfx950" else 16
+    case = case_of(kind, rows + 3, n, k, arch)
+    out = torch.empty(rows + 3, n, dtype=torch.bfloat16)
+    with emulator.counters() as counters:
+        fp8_wave_split_out(out, *case.typed(), None, NUMBERS[kind], rows, columns, 4)
+    assert_bits(out, case.oracle())
+    assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
+
+
 SHARED = ((16, 24, 4), (32, 16, 2), (64, 48, 2))
 
 

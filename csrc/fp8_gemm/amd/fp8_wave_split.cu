@@ -1,10 +1,10 @@
 // Scaled fp8 GEMM on gfx950 and gfx942: out[M, N] = X[M, K] W[N, K]^T (+ bias), K split over the waves of a work-group.
-// ../../mxfp8_gemm/amd/wave_split_kernel.h has the kernel. A variant serves one number of rows per work-group (HF_ROWS), one
+// ../../mxfp8_gemm/amd/wave_split_launch.h has the kernel. A variant serves one number of rows per work-group (HF_ROWS), one
 // kind of scales (HF_SCALES, the values of Scales), and 16 or, on gfx950, up to 80 columns.
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "../guards.h"
-#include "../../mxfp8_gemm/amd/wave_split_kernel.h"
+#include "../../mxfp8_gemm/amd/wave_split_launch.h"
 
 #if !defined(HF_ROWS) || !defined(HF_SCALES)
 #error "build a variant: -DHF_ROWS=16, 32 or 64, -DHF_SCALES=0 to 3"

@@ -24,6 +24,7 @@
 #include "hipforge/amd/last_group.h"
 #include "hipforge/amd/last_group.h"
 #include "wave_split_kernel.h"
+#include "wave_split_output.h"
 
 namespace hf::group_split {
 
@@ -82,7 +83,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
   const uint32_t part = split * kWaves + wave;
   // What the meeting needs is loaded meanwhile, not where the sums are complete.
   mine.run(wave_split::first_step(p.k, part, log2_parts), wave_split::first_step(p.k, part + 1, log2_parts),
-           p.aligned_scales(), p.scales_between_words(), [&] { dev::wave_values_loaded_here(partials, words, number); });
+           p.aligned_scales(), p.scales_between_words(),
+           wave_split::BehindAll{[&] { dev::wave_values_loaded_here(partials, words, number); }});
 
   const uint32_t log2_splits = log2_parts - kLog2Waves, group = blockIdx.y * gridDim.x + blockIdx.x;
   const dev::Buffer parts = dev::make_buffer(reinterpret_cast<uint8_t*>(partials) + ((uint64_t{group} * kPartBytes) << log2_splits),

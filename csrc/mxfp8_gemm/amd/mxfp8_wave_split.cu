@@ -1,10 +1,10 @@
 // MX-FP8 GEMM for decode batches on gfx950 and gfx942: out[M, N] = X[M, K] W[N, K]^T (+ bias), K split over the waves of a
-// work-group. wave_split_kernel.h has the kernel. A variant serves one number of rows per work-group (HF_ROWS) and 16 or, on
+// work-group. wave_split_launch.h has the kernel. A variant serves one number of rows per work-group (HF_ROWS) and 16 or, on
 // gfx950, up to 80 columns.
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "../guards.h"
-#include "wave_split_kernel.h"
+#include "wave_split_launch.h"
 
 #ifndef HF_ROWS
 #error "build a variant: -DHF_ROWS=16, 32 or 64"

@@ -42,8 +42,6 @@
 #pragma once
 
 #include "hipforge/amd/mfma.h"
-#include "hipforge/amd/split_k.h"
-#include "hipforge/amd/wave_parts.h"
 #include "wave_split_rows.h"
 
 namespace hf::wave_split {
@@ -68,10 +66,19 @@ constexpr int steps_ahead(int row_tiles, int column_tiles = 1) {
 }
 #endif
 
-/// What a wave does while its first loads are under way, where nothing is to be done.
+/// What a wave does while the first loads of a run of steps are under way: behind those of its first step, and behind all.
 struct Nothing {
+  __device__ void first_asked() const {}
   __device__ void operator()() const {}
 };
+
+/// `All` behind all of them.
+template <class All>
+struct BehindAll : All {
+  __device__ void first_asked() const {}
+};
+template <class All>
+BehindAll(All) -> BehindAll<All>;
 
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
@@ -92,6 +99,8 @@ struct Wave {
   static constexpr int kOfOneTile = kW == Elements::e2m1 ? 8 : Rows::kMostBetween;  // e2m1: half of the registers of W
   static constexpr int kMostBetween = kRowTiles == 1 ? kOfOneTile : kRowTiles * kColumnTiles <= 6 ? 4 : 2;
   static constexpr int kRunBetween = kMaxRun < kMostBetween ? kMaxRun : kMostBetween;
+  // A run's first steps are asked for ahead of the branches that find its length.
+  static constexpr bool kStartsEarly = !kFloats && kColumnTiles > 2 && kRowTiles < 4;
   // X, which L2 has, before W, and both halves of W's lines in turn; else the compiler loads the first halves of all tiles first.
   static constexpr bool kWholeLines = kRowTiles == 1 && kColumnTiles == 2;
 
@@ -310,22 +319,23 @@ struct Wave {
   }
 #endif
 
-  // kCount whole steps from `first`, at most kAhead of them in flight; `meanwhile()`: with the first loads under way.
-  template <int kCount, class Meanwhile>
-  __device__ __forceinline__ void run_steps(uint32_t first, Meanwhile meanwhile) {
-    constexpr int kWords = (kCount + 3) / 4;
-    const uint32_t at = first * kStep;
-    ScaleWords words[kWords];
-    Step steps[kCount];
+  // The first kCount steps of a run, in the order of their use: loads return in order.
+  template <int kCount, class Meanwhile, int kSteps>
+  __device__ __forceinline__ void start(Step (&steps)[kSteps], uint32_t first, Meanwhile& meanwhile) const {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) load_scales(words[i], first + 4 * i);
-#pragma unroll
-    for (int i = 0; i < kAhead && i < kCount; ++i) {
-      load(steps[i], at, i);
-      // In the order of their use, here and below: loads return in order.
+    for (int i = 0; i < kCount; ++i) {
+      load(steps[i], first * kStep, i);
       __builtin_amdgcn_sched_barrier(0);
+      if (i == 0) meanwhile.first_asked();
     }
     meanwhile();
+  }
+
+  // The products of the steps of a run that has been started; loads the other steps, at most kAhead in flight.
+  template <int kCount, int kWords>
+  __device__ __forceinline__ void finish(Step (&steps)[kCount], const ScaleWords (&words)[kWords], uint32_t first) {
+    static_assert(kCount <= 4 * kWords);
+    const uint32_t at = first * kStep;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       multiply(steps[i], words[i / 4], i % 4);
@@ -335,9 +345,21 @@ struct Wave {
     }
   }
 
+  // kCount whole steps from `first`; `meanwhile`: see Nothing.
+  template <int kCount, class Meanwhile>
+  __device__ __forceinline__ void run_steps(uint32_t first, Meanwhile& meanwhile) {
+    constexpr int kWords = (kCount + 3) / 4;
+    ScaleWords words[kWords];
+    Step steps[kCount];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) load_scales(words[i], first + 4 * i);
+    start<(kAhead < kCount ? kAhead : kCount)>(steps, first, meanwhile);
+    finish<kCount>(steps, words, first);
+  }
+
   // `count` steps, below kMaxRun.
   template <int kCount, class Meanwhile>
-  __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count, Meanwhile meanwhile) {
+  __device__ __forceinline__ void run_rest(uint32_t first, uint32_t count, Meanwhile& meanwhile) {
     if constexpr (kCount < kMaxRun) {
       // Not a switch where there are many steps: its tree of branches lies between the bodies, and each hop is cold code.
       if constexpr (kMaxRun > 8) asm volatile("" : "+s"(count));
@@ -345,6 +367,23 @@ struct Wave {
         run_steps<kCount>(first, meanwhile);
       else
         run_rest<kCount + 1>(first, count, meanwhile);
+    }
+  }
+
+  // A single run of kCount to kMaxRun - 1 steps, whose first kAhead have been asked for: ahead of the branches to its code, and of
+  // clearing sums.
+  template <int kCount, int kWords>
+  __device__ __forceinline__ void finish_started(const Step (&started)[kAhead], const ScaleWords (&words)[kWords], uint32_t first,
+                                                 uint32_t count) {
+    if constexpr (kCount < kMaxRun) {
+      if (count == kCount) {
+        Step steps[kCount];
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) steps[i] = started[i];
+        finish<kCount>(steps, words, first);
+      } else {
+        finish_started<kCount + 1>(started, words, first, count);
+      }
     }
   }
 
@@ -500,12 +539,24 @@ struct Wave {
   // between: rows of scales are not aligned, but their tensors are. meanwhile: as for run_steps, for each run of whole steps.
   template <class Meanwhile = Nothing>
   __device__ __forceinline__ void run(uint32_t begin, uint32_t end, bool aligned, bool between = false,
-                                      Meanwhile meanwhile = {}) {
+                                      Meanwhile&& meanwhile = {}) {
     const uint32_t whole = aligned ? min(end, k / kStep) : begin;
-    uint32_t step = begin;
-    for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step, meanwhile);
-    run_rest<1>(step, whole - step, meanwhile);  // begin is at most k / kStep
-    run_to_end(max(whole, begin), end, between);
+    if (kStartsEarly && whole - begin >= kAhead && whole - begin < kMaxRun) {
+      const uint32_t count = whole - begin;
+      constexpr int kWords = (kMaxRun + 2) / 4;
+      ScaleWords words[kWords];
+#pragma unroll
+      for (int i = 0; i < kWords; ++i)
+        if (i == 0 || count > 4 * i) load_scales(words[i], begin + 4 * i);
+      Step started[kAhead];
+      start<kAhead>(started, begin, meanwhile);
+      if constexpr (kStartsEarly) finish_started<kAhead>(started, words, begin, count);
+    } else {
+      uint32_t step = begin;
+      for (; step + kMaxRun <= whole; step += kMaxRun) run_steps<kMaxRun>(step, meanwhile);
+      run_rest<1>(step, whole - step, meanwhile);  // begin is at most k / kStep
+    }
+    if (!kStartsEarly || __builtin_expect(end > whole, 0)) run_to_end(max(whole, begin), end, between);
     take_nans();
   }
 };
@@ -513,128 +564,6 @@ struct Wave {
 /// The steps of `part` of `parts`, a power of two.
 __device__ inline uint32_t first_step(uint32_t k, uint32_t part, uint32_t log2_parts) {
   return (k + kStep - 1) / kStep * part >> log2_parts;
-}
-
-template <class T>
-__device__ inline void store_as(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
-  if (p.has_bias()) {
-    const T* bias = reinterpret_cast<const T*>(bias_here());
-#pragma unroll
-    for (int i = 0; i < dev::kColumnsPerLane; ++i)
-      if (column + i < p.n) values[i] += static_cast<float>(bias[column + i]);
-  }
-  dev::store_columns(reinterpret_cast<T*>(p.out), values, row, column, p.n, p.aligned_output());
-}
-
-/// The factors of the sums of four outputs, for Scales::kOnce.
-template <Scales kScales>
-struct OutputScales {
-  dev::f32x4 w;
-  float x;
-
-  OutputScales() = default;
-  __device__ __forceinline__ OutputScales(const Problem& p, uint32_t row, uint32_t column) {
-    if constexpr (kScales == Scales::kOnce) {
-      const bool one_w = p.one_w_scale();
-      const dev::Buffer of_x = dev::make_buffer(p.xs, p.one_x_scale() ? sizeof(float) : p.m * sizeof(float));
-      const dev::Buffer of_w = dev::make_buffer(p.ws, one_w ? sizeof(float) : p.n * sizeof(float));
-      x = __builtin_bit_cast(float, dev::load_b32(of_x, p.one_x_scale() ? 0 : row * sizeof(float), 0));
-      w = __builtin_bit_cast(dev::f32x4, dev::load_b128(of_w, one_w ? 0 : column * sizeof(float), 0));
-    }
-  }
-
-  // The first use of the loaded numbers, which waits for them.
-  __device__ __forceinline__ dev::f32x4 applied(const Problem& p, dev::f32x4 sums) const {
-    if constexpr (kScales != Scales::kOnce) return sums;
-    return sums * ((p.one_w_scale() ? dev::f32x4(w[0]) : w) * x);
-  }
-};
-
-template <Scales kScales = Scales::kMx>
-__device__ inline void store(const Problem& p, dev::f32x4 values, uint32_t row, uint32_t column) {
-  if (row >= p.m) return;
-  if (kScales != Scales::kMx && p.half_output())
-    store_as<dev::f16>(p, values, row, column);
-  else
-    store_as<dev::bf16>(p, values, row, column);
-}
-
-template <int kRowTiles, int kColumnTiles, Scales kScales = Scales::kMx>
-__device__ __forceinline__ void multiply_tile(const Problem& p) {
-  extern __shared__ __attribute__((aligned(16))) uint8_t lds[];
-  auto* sums = reinterpret_cast<dev::f32x4*>(lds);
-  const uint32_t lane = threadIdx.x % dev::kWaveSize, wave = dev::uniform(threadIdx.x / dev::kWaveSize);
-  const uint32_t log2_waves = p.log2_waves();  // blockDim would be an argument in memory
-  const uint32_t columns = kColumnTiles == 1 ? kTile : p.columns();
-  const uint32_t column0 = blockIdx.x * columns, row0 = blockIdx.y * (kTile * kRowTiles);
-  using Rows = NeighbouringRows<kRowTiles, kTile, kScales>;
-  const uint32_t in_lane = lane_offset(p.k, lane);
-  Wave<kRowTiles, Rows, kTile, kColumnTiles, kScales> mine(
-      Rows(p.xq, p.xs, row0, p.m, p.k, in_lane, lane), rows_of(p.wq, column0, columns, p.n, p.k),
-      scale_rows_of<kScales>(p.ws, column0, columns, p.n, p.k), p.k, in_lane, lane, column0 % shared_rows(kScales));
-  const auto scales_of = [&](uint32_t t) {
-    const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
-    return OutputScales<kScales>(p, row0 + lane % kTile + t % kRowTiles * kTile, column0 + column);
-  };
-  // The scales of the first tiles that the wave stores arrive while it multiplies.
-  const OutputScales<kScales> first = scales_of(wave), second = scales_of(wave + (1u << log2_waves));
-  mine.run(first_step(p.k, wave, log2_waves), first_step(p.k, wave + 1, log2_waves), p.aligned_scales(),
-           p.scales_between_words());
-  const uint32_t row = row0 + lane % kTile;
-  dev::add_parts(sums, mine.acc, wave, 1u << log2_waves, lane, [&](uint32_t t, dev::f32x4 total) {
-    const uint32_t column = t / kRowTiles * kTile + lane / kTile * dev::kColumnsPerLane;
-    if constexpr (kScales == Scales::kOnce) {
-      const bool early = t < 2u << log2_waves;
-      total = t == wave ? first.applied(p, total) : early ? second.applied(p, total) : scales_of(t).applied(p, total);
-    }
-    if (kColumnTiles == 1 || column < columns) store<kScales>(p, total, row + t % kRowTiles * kTile, column0 + column);
-  });
-}
-
-#if defined(__gfx950__)
-constexpr int kMostTilesHere = kMostColumnTiles;
-#else
-constexpr int kMostTilesHere = 1;
-#endif
-
-/// Work-groups of 1 to max_waves waves; LDS: kTileBytes for each wave and tile, none for one wave. k a multiple of 32, at
-/// most 2^22. Several tiles of columns: gfx950 only.
-template <int kRowTiles, int kColumnTiles>
-__global__ __launch_bounds__(max_waves(kRowTiles, kColumnTiles) * dev::kWaveSize) void mxfp8_wave_split(
-    const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
-    uint32_t options, dev::bf16* out, const dev::bf16* bias) {
-  if constexpr (kColumnTiles <= kMostTilesHere)
-    multiply_tile<kRowTiles, kColumnTiles>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias});
-}
-
-/// The same with scales that are not MX's; k a multiple of 16.
-template <int kRowTiles, int kColumnTiles, Scales kScales>
-__global__ __launch_bounds__(max_waves(kRowTiles, kColumnTiles) * dev::kWaveSize) void fp8_wave_split(
-    const uint8_t* wq, const uint8_t* ws, const uint8_t* xq, const uint8_t* xs, uint32_t m, uint32_t n, uint32_t k,
-    uint32_t options, dev::bf16* out, const dev::bf16* bias) {
-  if constexpr (kColumnTiles <= kMostTilesHere)
-    multiply_tile<kRowTiles, kColumnTiles, kScales>(Problem{wq, ws, xq, xs, m, n, k, options, out, bias});
-}
-
-/// Checks the sizes of work-groups with kRowTiles tiles of rows, and launches the kernel with as many tiles of columns as
-/// they need; p.options has all but these sizes.
-template <int kRowTiles, class Kernel>
-void launch_groups(const Kernel (&kernels)[kMostColumnTiles], Problem p, const Tensor& wq, int64_t rows, int64_t columns,
-                   int64_t waves, hipStream_t stream) {
-  constexpr int kRows = kRowTiles * kTile;
-  static_assert(kRows * kMaxK < (int64_t{1} << 31) && kMostColumnTiles * kTile * kMaxK < (int64_t{1} << 31),
-                "a work-group's rows of X, and of W, are within one resource");
-  HF_CHECK(rows == kRows, "this variant of the module has rows = ", kRows, "; got ", rows);
-  HF_CHECK(columns >= kTile && columns <= kMostColumnTiles * kTile && columns % dev::kColumnsPerLane == 0,
-           "columns must be a multiple of ", dev::kColumnsPerLane, " from ", kTile, " to ", kMostColumnTiles * kTile,
-           "; got ", columns);
-  const uint32_t column_tiles = ceil_div(columns, kTile);
-  HF_CHECK(column_tiles == 1 || arch_of(wq.device_index()).is("gfx950"), "more than 16 columns are for gfx950; got ",
-           columns);
-  check_waves(waves, max_waves(kRowTiles, static_cast<int>(column_tiles)), kRows, columns);
-  p.options |= pack_options(__builtin_ctzll(waves), false, false, static_cast<uint32_t>(columns));
-  const uint32_t lds = waves > 1 ? static_cast<uint32_t>(waves) * kRowTiles * column_tiles * kTileBytes : 0;
-  launch(kernels[column_tiles - 1], p, dim3(ceil_div(p.n, columns), ceil_div(p.m, kRows)), waves, lds, stream);
 }
 
 }  // namespace hf::wave_split

@@ -3,6 +3,7 @@
 
 #include "hipforge/amd/hip.h"
 #include "hipforge/amd/launch.h"
+#include "hipforge/amd/split_k.h"
 #include "hipforge/module.h"
 #include "hipforge/device/mx.h"
 #include "hipforge/amd/wave.h"
@@ -59,16 +60,18 @@ struct Problem {
   const dev::bf16* bias;  // null for none
 
   __device__ uint32_t log2_waves() const { return options & 0xFF; }
-  __device__ bool aligned_scales() const { return options >> 8 & 1; }
-  __device__ bool aligned_output() const { return options >> 9 & 1; }
+  __device__ bool aligned_scales() const { return options & kAlignedScales; }
+  __device__ bool aligned_output() const { return options & kAlignedOutput; }
   __device__ bool scales_between_words() const { return options >> 10 & 1; }
   __device__ bool has_bias() const { return options & kHasBias; }
   __device__ bool half_output() const { return options & kHalfOutput; }
   __device__ bool one_x_scale() const { return options & kOneXScale; }
   __device__ bool one_w_scale() const { return options & kOneWScale; }
+  __device__ bool prepared_output() const { return options & kPreparedOutput; }
   __device__ uint32_t columns() const { return options >> 16; }
 
-  static constexpr uint32_t kHasBias = 1 << 14;
+  static constexpr uint32_t kAlignedScales = 1 << 8, kAlignedOutput = 1 << 9, kHasBias = 1 << 14;
+  static constexpr uint32_t kPreparedOutput = 1 << 15;  // stored by PreparedOutput
   // Options of scales that are not MX's: out and bias are f16; the scale of Scales::kOnce is that of all rows.
   static constexpr uint32_t kHalfOutput = 1 << 11, kOneXScale = 1 << 12, kOneWScale = 1 << 13;
 };

@@ -64,10 +64,10 @@ def waves_by_default(rows: int, columns: int, k: int) -> int:
     """Return a number of waves on gfx950.
 
     Two waves or, past two times MOST_STEPS steps, four are fastest at the shapes of MiniMax-M3 (modelled); more only
-    where each would still have more than LONG_PART steps.
+    where each would still have more than LONG_PART steps. With more than 32 columns four are: they store whole rows.
     """
     steps = k_steps(k)
-    waves = 2 if steps <= 2 * MOST_STEPS else 4
+    waves = 4 if steps > 2 * MOST_STEPS or (columns > COLUMNS[-1] and steps >= 4) else 2
     while waves * LONG_PART < steps:
         waves *= 2
     return min(waves, steps, max_waves(rows, columns))
