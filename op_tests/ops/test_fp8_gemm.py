@@ -54,7 +54,7 @@ def test_every_shape_of_work_group(arch: str, kind: str, rows: int, columns: int
     assert counters.launches == 1 and not counters.scratch_bytes and not counters.lds_bank_conflicts
 
 
-# One step a wave; a last step that is partial, of runs of 2 to 5; runs of 8. The last work-groups have few rows and columns.
+# One step a wave; runs of 2 to 5 with a partial last step; runs of 8. The last work-groups have few rows and columns.
 LONG_STORES = ((32, 48, 512, 128), (16, 76, 1056, 152), (64, 64, 2208, 152), (32, 36, 4064, 152), (32, 80, 2208, 84))
 
 
