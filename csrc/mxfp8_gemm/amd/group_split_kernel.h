@@ -22,7 +22,6 @@
 #include "hipforge/amd/hip.h"
 #include "hipforge/module.h"
 #include "hipforge/amd/last_group.h"
-#include "hipforge/amd/last_group.h"
 #include "wave_split_kernel.h"
 #include "wave_split_output.h"
 

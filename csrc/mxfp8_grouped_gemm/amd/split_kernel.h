@@ -34,6 +34,7 @@
 
 #include "problem.h"
 #include "hipforge/amd/hip.h"
+#include "hipforge/amd/wave_parts.h"
 #include "../../mxfp8_gemm/amd/line_wave.h"
 #include "../../mxfp8_gemm/amd/long_runs.h"
 
