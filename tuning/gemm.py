@@ -16,6 +16,7 @@ import torch
 from hipforge.jit import loader
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import Pipeline
 from hipforge.tuning import model
 from hipforge.tuning.cases import Cell
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Cell)
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-Quantizer = Callable[[torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
-"""(a float matrix, architecture) -> (elements, scales)."""
+Quantizer = Callable[[torch.Tensor, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
+"""(a float matrix, the e4m3 format of an architecture) -> (elements, scales)."""
 
 
 def gemm_tuner(
@@ -114,13 +115,13 @@ def normal(rows: int, columns: int, factor: float, seed: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=1)  # neighbouring cells share their weight
 def _weight(n: int, k: int, arch: str, device: torch.device, quantize: Quantizer) -> tuple[torch.Tensor, torch.Tensor]:
-    q, scale = quantize(normal(n, k, 0.1, seed=1), arch)
+    q, scale = quantize(normal(n, k, 0.1, seed=1), fp8_dtypes(arch)[0])
     return q.to(device), scale.to(device)
 
 
 def random_operands(cell: Cell, arch: str, device: torch.device, of_x: Quantizer, of_w: Quantizer) -> Operands:
     """Return (xq, x_scale, wq, w_scale) of normally distributed data, the same for a cell on every run."""
-    xq, x_scale = of_x(normal(cell.m, cell.k, 0.5, seed=0), arch)
+    xq, x_scale = of_x(normal(cell.m, cell.k, 0.5, seed=0), fp8_dtypes(arch)[0])
     return (xq.to(device), x_scale.to(device), *_weight(cell.n, cell.k, arch, device, of_w))
 
 

@@ -19,6 +19,7 @@ import torch
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe import DEFAULT_BLOCK_M, SortedSlots, moe_align_block_size
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 from hipforge.tuning import model
@@ -128,8 +129,9 @@ def operands(cell: MoeCell, made: Format, arch: str, device: torch.device) -> Mo
     if cell.m % cell.top_k:
         raise ConfigError(f"M must be a multiple of top_k = {cell.top_k}; got {cell.m}")
     topk_ids = route(cell.m, cell.top_k, cell.experts, seed=2)
-    a, a_scale = made.activations(normal(-(-cell.m // cell.a_div), cell.k, 0.5, seed=0), arch)
-    base, base_scale = (part.to(device) for part in made.weights(normal(cell.n, cell.k, 0.1, seed=1), arch))
+    own = fp8_dtypes(arch)[0]
+    a, a_scale = made.activations(normal(-(-cell.m // cell.a_div), cell.k, 0.5, seed=0), own)
+    base, base_scale = (part.to(device) for part in made.weights(normal(cell.n, cell.k, 0.1, seed=1), own))
     w, w_scale = (
         torch.zeros((cell.experts, *part.shape), dtype=part.dtype, device=device) for part in (base, base_scale)
     )

@@ -41,6 +41,7 @@ class Recorder(TorchDispatchMode):
         ("gfx942", (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)),
         ("gfx942:sramecc+:xnack-", (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)),
         ("gfx950", (torch.float8_e4m3fn, torch.float8_e5m2)),
+        ("sm_90", (torch.float8_e4m3fn, torch.float8_e5m2)),
         ("meta", (torch.float8_e4m3fn, torch.float8_e5m2)),
     ],
 )
@@ -48,9 +49,10 @@ def test_dtypes_follow_the_architecture(target, expected):
     assert fp8.fp8_dtypes(target) == expected
 
 
-def test_an_unknown_architecture_is_refused():
-    with pytest.raises(ConfigError, match="gfx906"):
-        fp8.fp8_dtypes("gfx906")
+@pytest.mark.parametrize("name", ["gfx906", "sm_70"])
+def test_an_unknown_architecture_is_refused(name):
+    with pytest.raises(ConfigError, match=name):
+        fp8.fp8_dtypes(name)
 
 
 def test_the_architecture_of_a_gpu_decides(monkeypatch):

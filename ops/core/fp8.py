@@ -49,7 +49,7 @@ _dtypes_of: dict[str, tuple[torch.dtype, torch.dtype]] = {}
 
 
 def _arch_name(device_or_arch: torch.device | str) -> str | None:
-    if isinstance(device_or_arch, str) and device_or_arch.startswith("gfx"):
+    if isinstance(device_or_arch, str) and device_or_arch.startswith(("gfx", "sm_")):
         return archs.get(device_or_arch).name
     device = torch.device(device_or_arch)
     if device.type == "cuda":

@@ -15,6 +15,7 @@ from hipforge import archs
 from hipforge.errors import ConfigError
 from hipforge.ops.core.dispatch import Choice
 from hipforge.ops.core.family import Family
+from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.core.kernel import kernel_table, spelled
 from hipforge.ops.core.tuned import DEVICE, EVIDENCE, NEXT, USE_HIP, Column, Former, Value, gemm_shape
 from hipforge.ops.fp8_skinny_gemm.kernels import (
@@ -27,7 +28,7 @@ from hipforge.ops.fp8_skinny_gemm.kernels import (
     row_stream,
     wave_split,
 )
-from hipforge.ops.fp8_skinny_gemm.raw import ALIGNMENT, ARCHS, HOPPER, MAX_BYTES, MAX_K, MAX_M, Problem, fp8_of
+from hipforge.ops.fp8_skinny_gemm.raw import ALIGNMENT, ARCHS, HOPPER, MAX_BYTES, MAX_K, MAX_M, Problem
 from hipforge.ops.fp8_skinny_gemm.space import Configuration, require
 
 STREAMED_M = 8  # rows up to which sm_90's own kernel is the faster one
@@ -58,7 +59,7 @@ TABLE = kernel_table(
 
 def _envelope(problem: Problem, arch: str) -> str | None:
     m, n, k = problem.key
-    own = fp8_of(arch)
+    own = fp8_dtypes(arch)[0]
     if problem.dtype != own:
         return f"the matrix instructions of {arch} read {own}; the operands are {problem.dtype}"
     if not 1 <= m <= MAX_M or n < 1:

@@ -25,11 +25,6 @@ MAX_K = 2**24  # bytes of a column of the kernel that splits k over waves, its p
 ALIGNMENT = 16  # bytes, of operands and of b's pitch
 
 
-def fp8_of(arch: str) -> torch.dtype:
-    """Return the fp8 format that an architecture reads."""
-    return getattr(torch, archs.get(arch).fp8_e4m3)
-
-
 @dataclass(frozen=True)
 class Problem:
     """[m, k] @ [k, n] in one fp8 format; ``split_k`` is the caller's, if any."""

@@ -7,11 +7,11 @@ activations and weights; ``--block`` asks for blocks of 128 x 128 with float32 s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from hipforge.ops.core.dispatch import Choice
-from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_gemm.family import FAMILY
 from hipforge.ops.fp8_gemm.kernels import BY_NAME
 from hipforge.ops.mxfp8_gemm.kernels import launch
@@ -42,31 +42,14 @@ class ScaledCell(Cell):
         return (*super().key, self.block)
 
 
-def _rows(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_fp8_rows(x, fp8_dtypes(arch)[0])
-
-
-def _blocks(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_fp8_blocks(x, fp8_dtypes(arch)[0])
-
-
-def _weight_blocks(w: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_fp8_weights(w, fp8_dtypes(arch)[0])
-
-
-def _mx(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_mxfp8(x, fp8_dtypes(arch)[0])
-
-
-def _mx_weights(w: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_fp8_weights(w, fp8_dtypes(arch)[0], e8m0=True, block=Scales.MX_SHARED.block)
-
-
 # Of the two kinds that share 128 rows that with float32 scales, as checkpoints of blocks of 128 have them.
 QUANTIZERS: dict[int, tuple[Quantizer, Quantizer]] = {
-    Scales.ONCE.block: (_rows, _rows),
-    Scales.BLOCKS.block: (_blocks, _weight_blocks),
-    Scales.MX_SHARED.block: (_mx, _mx_weights),
+    Scales.ONCE.block: (quantize_fp8_rows, quantize_fp8_rows),
+    Scales.BLOCKS.block: (quantize_fp8_blocks, quantize_fp8_weights),
+    Scales.MX_SHARED.block: (
+        quantize_mxfp8,
+        partial(quantize_fp8_weights, e8m0=True, block=Scales.MX_SHARED.block),
+    ),
 }
 """What makes the operands of X and of W, by the rows of W that share scales."""
 

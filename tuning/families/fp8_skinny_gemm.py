@@ -21,7 +21,6 @@ from hipforge.ops.core.fp8 import to_fp8
 from hipforge.ops.fp8_skinny_gemm.family import FAMILY
 from hipforge.ops.fp8_skinny_gemm.kernels import WAVE_SPLIT, launch, queue
 from hipforge.ops.fp8_skinny_gemm.kernels.scaled_mm import SCALED_MM
-from hipforge.ops.fp8_skinny_gemm.raw import fp8_of
 from hipforge.ops.fp8_skinny_gemm.space import Configuration
 from hipforge.ops.reference.skinny import skinny_gemm as reference
 from hipforge.tuning import model, timing
@@ -111,7 +110,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=cells(LLAMA_405B, ROWS),
-    quantizers=both(lambda x, arch: to_fp8(x, fp8_of(arch))),
+    quantizers=both(to_fp8),
     reference=_reference,
     run=_run,
     baselines=_baselines,

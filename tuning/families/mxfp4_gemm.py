@@ -34,7 +34,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=sorted({Cell(n, k, m) for m, n, k in TASKS}),
-    quantizers=both(lambda x, arch: quantize_mxfp4(x)),
+    quantizers=both(lambda x, own: quantize_mxfp4(x)),
     reference=lambda parts: mxfp4_mm_packed(*parts, out_dtype=torch.float32),
     run=_run,
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.mxfp4_grouped_gemm import FAMILY
 from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
 from hipforge.tuning.families.mxfp8_gemm import MAX_ERROR
@@ -16,19 +15,11 @@ from hipforge.tuning.grouped import Format, MoeCell, grouped_tuner
 OPTIONS = ("grouped",)
 
 
-def _activations(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_mxfp8(x, fp8_dtypes(arch)[0])
-
-
-def _weights(w: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_mxfp4(w)
-
-
 def _product(a: torch.Tensor, a_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     return dequantize_mxfp8(a, a_scale) @ dequantize_mxfp4(w, w_scale).T
 
 
-FORMAT = Format(_activations, _weights, _product)
+FORMAT = Format(quantize_mxfp8, lambda w, own: quantize_mxfp4(w), _product)
 
 # Gate and up, and down, of gpt-oss-120b (4 of 128 experts) on one GPU.
 DEFAULT_CELLS = tuple(

@@ -19,18 +19,12 @@ from hipforge.ops.reference import mxfp4_mm_packed, quantize_mxfp4
 from hipforge.tuning import timing
 from hipforge.tuning.cases import Cell
 from hipforge.tuning.families.mxfp4_gemm import MAX_ERROR, TASKS
-from hipforge.tuning.gemm import Operands, gemm_tuner
+from hipforge.tuning.gemm import Operands, Quantizer, gemm_tuner
 from hipforge.tuning.tuner import Baselines
 
 OPTIONS = ("gemm",)
-
-
-def _as_it_is(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return x, x.new_empty(0)  # the kernel quantises: there are no scales
-
-
-def _weights(w: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_mxfp4(w)
+# X stays as it is: the kernel quantises it.
+QUANTIZERS: tuple[Quantizer, Quantizer] = (lambda x, own: (x, x.new_empty(0)), lambda w, own: quantize_mxfp4(w))
 
 
 def _reference(parts: Operands) -> torch.Tensor:
@@ -57,7 +51,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=sorted({Cell(n, k, m) for m, n, k in TASKS}),
-    quantizers=lambda cell: (_as_it_is, _weights),
+    quantizers=lambda cell: QUANTIZERS,
     reference=_reference,
     run=_run,
     baselines=_two_launches,

@@ -48,7 +48,7 @@ TUNER = gemm_tuner(
     FAMILY,
     max_error=MAX_ERROR,
     default_cells=cells(MINIMAX_M3, DECODE_M),
-    quantizers=both(lambda x, arch: quantize_mxfp8(x)),
+    quantizers=both(quantize_mxfp8),
     reference=lambda parts: mxfp8_mm(*parts, out_dtype=torch.float32),
     run=lambda choice, parts: launch(choice, new_result(parts[0], parts[2]), *parts),
     baselines=_baselines,

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.moe import DEFAULT_BLOCK_M
 from hipforge.ops.mxfp8_grouped_gemm.family import DEFAULT_BUCKETS, FAMILY
 from hipforge.ops.reference import mxfp8_mm, quantize_mxfp8
@@ -37,15 +36,11 @@ DEFAULT_CELLS: tuple[MoeCell, ...] = (
 )
 
 
-def _quantize(x: torch.Tensor, arch: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_mxfp8(x, fp8_dtypes(arch)[0])
-
-
 def _product(a: torch.Tensor, a_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     return mxfp8_mm(a, a_scale, w, w_scale, torch.float32)
 
 
-FORMAT = Format(_quantize, _quantize, _product)
+FORMAT = Format(quantize_mxfp8, quantize_mxfp8, _product)
 
 
 def _cell(n: int, k: int, a_div: int, has_weight: bool, m: int, *, experts: int, **more: Any) -> MoeCell:
