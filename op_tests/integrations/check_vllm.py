@@ -155,8 +155,7 @@ def test_schemes_take_our_kernel(make):
     assert type(kernel) is HipforgeMxfp8LinearKernel
     filled(layer, weight, scale)
     scheme.process_weights_after_loading(layer)
-    x = torch.randn(2, 3, K).bfloat16()
-    bias = torch.randn(N).bfloat16()
+    x, bias = torch.randn(2, 3, K).bfloat16(), torch.randn(N).bfloat16()
     apply = scheme.apply if make is modelopt else scheme.apply_weights
     got = apply(layer, x, bias)
     assert got.shape == (2, 3, N) and got.dtype == torch.bfloat16
@@ -235,8 +234,7 @@ def test_fp8_schemes_take_our_kernels(kind, monkeypatch):
     if "static" in kind:
         layer.input_scale.data.fill_(2.0**-5)
     # As on ROCm, where rows are 256 bytes longer than they have elements.
-    pad = torch.nn.functional.pad
-    padded = lambda w: pad(w.view(torch.uint8), (0, 256)).view(FN)[:, :-256]
+    padded = lambda w: torch.nn.functional.pad(w.view(torch.uint8), (0, 256)).view(FN)[:, :-256]
     monkeypatch.setattr(fp8_utils, "_maybe_pad_fp8_weight", padded)
     # vLLM's wheel for CPUs has not the operator by which merged shards come to one scale.
     monkeypatch.setattr(_custom_ops, "scaled_fp8_quant", lambda w, s: ((w.float() / s).clamp(-448, 448).to(FN), s))
@@ -502,10 +500,8 @@ def impl(cache_dtype, **changes):
 @pytest.mark.parametrize("heads_first", [True, False])
 def test_rotation_write_and_attention_over_vllms_cache(cache_dtype, heads_first):
     torch.manual_seed(0)
-    element = torch.uint8 if cache_dtype == "fp8" else torch.bfloat16
-    shape = (BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * DIM)
-    cache = torch.randn(shape).mul(8).bfloat16()
-    cache = cache.to(torch.float8_e4m3fn).view(element) if cache_dtype == "fp8" else cache
+    cache = torch.randn(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * DIM).mul(8).bfloat16()
+    cache = cache.to(torch.float8_e4m3fn).view(torch.uint8) if cache_dtype == "fp8" else cache
     if not heads_first:  # the same logical order over [blocks, block_size, Hkv, 2 D] in memory
         cache = cache.transpose(1, 2).contiguous().transpose(1, 2)
     layer, attention = Layer(0.25, 0.5), impl(cache_dtype)
@@ -578,8 +574,7 @@ def test_other_batches_and_caches_are_left_to_triton(monkeypatch, changes, step,
     assert reason in attention.refusal(batch, cache)
     seen = []
     monkeypatch.setattr(TritonAttentionImpl, "forward", lambda self, *args: seen.append(args) or args[6])
-    q = torch.zeros(1, HEADS, DIM).bfloat16()
-    out = torch.zeros(1, HEADS * DIM).bfloat16()
+    q, out = torch.zeros(1, HEADS, DIM).bfloat16(), torch.zeros(1, HEADS * DIM).bfloat16()
     assert attention.forward(Layer(1.0, 1.0), q, q, q, cache, batch, out) is out
     assert len(seen) == 1
 
