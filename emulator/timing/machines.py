@@ -115,7 +115,6 @@ def _fitted(value: float, unit: str, low: float, high: float, on: str) -> Parame
 _CDNA4 = "document: CDNA4 white paper"
 _CDNA3 = "document: CDNA3 white paper"
 _ISA = "document: CDNA3 and CDNA4 ISA manuals"
-_ALL = "all rows"
 
 _MI355X = {
     "clock_ghz": Parameter(2.4, "GHz", f"{_CDNA4}: peak engine clock of the MI355X"),

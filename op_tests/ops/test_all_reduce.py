@@ -30,24 +30,6 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> t
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-WEIGHT, ALONE = normal(256, seed=11), Peers.alone(16, 256)
-TRACED = {
-    "all_reduce": (lambda batch: {"x": normal(batch, 256)}, lambda x: hipforge.all_reduce(x, *ALONE), True),
-    "all_reduce_residual_rms": (
-        lambda batch: {"x": normal(batch, 256), "residual": normal(batch, 256, seed=1)},
-        lambda x, residual: hipforge.all_reduce_residual_rms(x, residual.clone(), WEIGHT, EPSILON, *ALONE),
-        True,
-    ),
-    "all_reduce_residual_rms_mxfp8": (
-        lambda batch: {"x": normal(batch, 256), "residual": normal(batch, 256, seed=1)},
-        lambda x, residual: hipforge.all_reduce_residual_rms_mxfp8(
-            x, residual.clone(), WEIGHT, EPSILON, *ALONE
-        ),
-        True,
-    ),
-}  # fmt: skip
-
-
 def one_by_one(op: str, total: torch.Tensor, given: Arguments) -> tuple[torch.Tensor, ...]:
     """The results of a call, and the residual behind it, from the ops that are there without ranks."""
     if op == "all_reduce":

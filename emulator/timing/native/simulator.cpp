@@ -26,7 +26,7 @@ struct Counter {
 };
 
 struct Simd {
-  double valu_free = 0, matrix_free = 0, salu_free = 0;
+  double valu_free = 0, matrix_free = 0;
   uint32_t resident = 0;
 };
 
