@@ -219,6 +219,7 @@ def made() -> None:
             row_stream_made.mxfp8_row_stream_norm_out(*parts, *w, None, 1e-6, 0.0, *end)
             gate_up = rows(torch.bfloat16, m, 1024)
             row_stream_made.mxfp8_row_stream_swiglu_out(out, gate_up, *w, None, 1.0, 0.0, torch.inf, *end)
+            row_stream_made.mxfp8_row_copied_out(out, *hipforge.mxfp8_quantize(x), *w, None, *end)
         for tiles_of_w in token.TILES:
             end = tiles_of_w, sharers, 7, False
             x, out = hipforge.mxfp8_quantize(rows(torch.bfloat16, 1, 512)), rows(torch.bfloat16, 3, 11)

@@ -13,7 +13,14 @@ from hipforge import devices, weights
 from hipforge.errors import GuardError
 from hipforge.ops.core.row_stream import SHARERS, TILES, warps
 from hipforge.ops.core.tiles import tile_number
-from hipforge.ops.mxfp8_gemm import mxfp8_ring_tiles, mxfp8_ring_tiles_out, mxfp8_row_stream, mxfp8_span_tiles
+from hipforge.ops.mxfp8_gemm import (
+    mxfp8_ring_tiles,
+    mxfp8_ring_tiles_out,
+    mxfp8_row_copied,
+    mxfp8_row_stream,
+    mxfp8_span_tiles,
+)
+from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROWS
 from hipforge.ops.mxfp8_gemm.kernels.span_tiles import SPAN, SPAN_TILES
@@ -44,6 +51,8 @@ SHAPES = [
     (1, 1, 32),
     (3, 77, 2880),
     (8, 1000, 4160),
+    (5, 4800, 1024),
+    (2, 77, 16384),
     (13, 2304, 6144),
     (20, 300, 96),
     (32, 640, 2048),
@@ -81,6 +90,12 @@ def runs(kernel, parts, bias=None, **chosen):
         for given in STREAMS:
             if given["tiles"] != 3 or k % 128 == 0:
                 yield given, mxfp8_row_stream(*parts, bias, **given, blocks=min(n, 132))
+    elif kernel == "row_copied":
+        m = len(parts[0])
+        if row_stream_made.copied_refusal(m, n, k) is None:
+            for sharers in SHARERS:
+                given = {"tiles": row_stream_made.TILES, "sharers": sharers, "blocks": min(n, 132)}
+                yield given, mxfp8_row_copied(*parts, bias, **given)
     elif kernel == "span_tiles":
         for given in SPANS:
             if k % SPAN == 0 and given["k_splits"] <= k // SPAN:
@@ -91,7 +106,7 @@ def runs(kernel, parts, bias=None, **chosen):
                 yield given, mxfp8_ring_tiles(*parts, bias, **given)
 
 
-of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "span_tiles", "ring_tiles"])
+of_every_kernel = pytest.mark.parametrize("kernel", ["row_stream", "row_copied", "span_tiles", "ring_tiles"])
 
 
 @of_every_kernel

@@ -27,6 +27,7 @@ from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, code_stream
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
+from hipforge.ops.mxfp8_gemm.kernels.row_copied import ROW_COPIED
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM, ROWS
 from hipforge.ops.mxfp8_gemm.kernels.span_tiles import SPAN_TILES
 
@@ -43,7 +44,7 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 @given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, SPAN_TILES, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
+    for kernel in (ROW_STREAM, ROW_COPIED, SPAN_TILES, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):
@@ -52,7 +53,9 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 
 @pytest.mark.parametrize(
     ("key", "kernel"),
-    [((1, 2304, 6144), ROW_STREAM), ((16, 4096, 4096), ROW_STREAM), ((17, 4096, 4096), SPAN_TILES),
+    [((1, 2304, 6144), ROW_STREAM), ((2, 28672, 4096), ROW_STREAM), ((3, 28672, 4096), ROW_COPIED),
+     ((8, 24576, 4096), ROW_COPIED), ((8, 28672, 4224), ROW_STREAM), ((8, 6144, 4096), ROW_STREAM),
+     ((16, 4096, 4096), ROW_STREAM), ((17, 4096, 4096), SPAN_TILES),
      ((64, 2304, 6144), SPAN_TILES), ((128, 4096, 4096), SPAN_TILES), ((32, 5120, 2880), ROW_STREAM),
      ((64, 5120, 2880), RING_TILES), ((64, 28672, 4096), RING_TILES),
      ((24, 28672, 4096), RING_TILES), ((256, 4096, 4096), RING_TILES), ((8192, 4096, 4096), RING_TILES)],
@@ -175,6 +178,11 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     assert "multiple of 128" in ROW_STREAM.needs({**few, "blocks": 132}, (1, 5120, 2880), HOPPER)
     assert "sharers" in ROW_STREAM.needs({**few, "rows": 32, "blocks": 132}, (32, 4096, 4096), HOPPER)
     assert "at most N" in ROW_STREAM.needs({**few, "blocks": 132}, (1, 64, 128), HOPPER)
+    copied = {"tiles": 2, "sharers": 8, "blocks": 132}
+    assert "X of at most 32768 bytes" in ROW_COPIED.needs(copied, (8, 28672, 4224), HOPPER)
+    assert "multiple of 128" in ROW_COPIED.needs(copied, (8, 28672, 96), HOPPER)
+    assert "more blocks" in ROW_COPIED.needs({**copied, "blocks": 20}, (8, 28672, 4096), HOPPER)
+    assert "at most N" in ROW_COPIED.needs(copied, (1, 64, 128), HOPPER)
     assert "multiple of 512" in SPAN_TILES.needs({"rows": 64, "k_splits": 1}, (64, 4096, 2880), HOPPER)
     assert "k_splits of at most 2" in SPAN_TILES.needs({"rows": 64, "k_splits": 3}, (64, 4096, 1024), HOPPER)
     with pytest.raises(GuardError, match="tiles must be 1, 2, 3 or 4; got 5"):

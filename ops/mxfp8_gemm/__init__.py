@@ -42,7 +42,9 @@ from hipforge.ops.mxfp8_gemm.kernels.group_split import mxfp8_group_split, mxfp8
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
 from hipforge.ops.mxfp8_gemm.kernels.mfma import smallm_mxfp8_mfma, smallm_mxfp8_mfma_out
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import mxfp8_ring_tiles, mxfp8_ring_tiles_out
+from hipforge.ops.mxfp8_gemm.kernels.row_copied import mxfp8_row_copied
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import mxfp8_row_stream, mxfp8_row_stream_out
+from hipforge.ops.mxfp8_gemm.kernels.row_stream_made import mxfp8_row_copied_out
 from hipforge.ops.mxfp8_gemm.kernels.span_tiles import mxfp8_span_tiles, mxfp8_span_tiles_out
 from hipforge.ops.mxfp8_gemm.kernels.tiles import mxfp8_gemm_out, mxfp8_gemm_tiles
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import mxfp8_wave_split, mxfp8_wave_split_out
@@ -66,6 +68,8 @@ __all__ = [
     "mxfp8_linear",
     "mxfp8_ring_tiles",
     "mxfp8_ring_tiles_out",
+    "mxfp8_row_copied",
+    "mxfp8_row_copied_out",
     "mxfp8_row_stream",
     "mxfp8_row_stream_out",
     "mxfp8_span_tiles",

@@ -164,6 +164,47 @@ __device__ __forceinline__ void multiply_step(const uint8_t* here, const LaneOfW
   }
 }
 
+/// The same for up to 8 rows of X, where the 16 rows of an instruction are those of two tiles of W and its 8 columns X's rows: half
+/// as many products. Lane 4 g + t ends up with rows g of both tiles and rows 2 t and 2 t + 1 of X, whose scale words are sx.
+__device__ __forceinline__ void multiply_pair(const uint8_t* here, const LaneOfW& lane, const Factors<8>& x, const uint32_t (&sw)[2],
+                                              const uint32_t (&sx)[2], bool fast, float (&sums)[4]) {
+  const auto multiply = [&](int b, float (&d)[4]) {
+    const uint2 low = *reinterpret_cast<const uint2*>(here + lane.at[b]);
+    const uint2 high = *reinterpret_cast<const uint2*>(here + kTileRows * kStep + lane.at[b]);
+    uint32_t first[4], second[4];
+    halves_of(low.x, first[0], first[2]), halves_of(high.x, first[1], first[3]);
+    halves_of(low.y, second[0], second[2]), halves_of(high.y, second[1], second[3]);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) d[c] = 0;
+    multiply_add(d, first, x.a[b][0][0][0], x.a[b][0][0][2]);
+    multiply_add(d, second, x.a[b][0][1][0], x.a[b][0][1][2]);
+  };
+  if (fast) {
+    uint32_t exponents[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) exponents[i][j] = (sw[i] - 0x40404040u) + (sx[j] - 0x3f3f3f3fu);
+    const auto block_of = [&](auto which) {
+      constexpr int b = decltype(which)::value;
+      float d[4];
+      multiply(b, d);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sums[c] = fmaf(d[c], power_of<b>(exponents[c / 2][c % 2]), sums[c]);
+    };
+    block_of(std::integral_constant<int, 0>{}), block_of(std::integral_constant<int, 1>{});
+    block_of(std::integral_constant<int, 2>{}), block_of(std::integral_constant<int, 3>{});
+  } else {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      float d[4];
+      multiply(b, d);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sums[c] += scaled(d[c], sw[c / 2] >> (8 * b) & 255, sx[c % 2] >> (8 * b) & 255);
+    }
+  }
+}
+
 template <int COUNT, int PITCH>
 __device__ __forceinline__ float added(const float* from) {
   float values[COUNT], sum = 0;

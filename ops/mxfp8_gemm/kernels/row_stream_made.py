@@ -6,18 +6,25 @@ from hipforge.ops.core import row_stream
 from hipforge.ops.core.formats import BLOCK
 from hipforge.ops.core.kernel import Configuration
 from hipforge.ops.core.stub import stub
-from hipforge.ops.mxfp8_gemm.raw import K_STEP, k_steps
+from hipforge.ops.mxfp8_gemm.raw import K_STEP, OPERANDS, k_steps
 
 MODULE = "module_mxfp8_gemm_row_stream_made"
 ROWS, TILES = 8, 2  # of X at most; rows of W in a pass over 8
 WARPS, SHARERS = 16, 8  # of a block; of those that share K: with others, or other passes, an H100 took longer
-MANY_PASSES = 4  # of a block's rows: from here on W hides that the warps meet, and teams of them would end apart
 UNITS = 132  # of an H100
 THREADS, CHUNK = 512, 8  # of a block; elements of an access
+MOST_CODES = 4 * 16 * THREADS  # bytes of X that a block copies
 MOST_CHUNKS = 2  # of a thread that makes a norm, of all rows
 MOST_SWIGLU_ROWS = 2  # every block reads gate and up of all rows from L2: for more a launch of its own takes less
 _CONFIGURATION = "tiles, sharers, blocks: int; programmatic: bool"
 
+mxfp8_row_copied_out = stub(
+    "mxfp8_row_copied_out",
+    MODULE,
+    f"{OPERANDS}; {_CONFIGURATION}",
+    "Write Xq @ Wq^T + bias into ``out`` [M, N] bf16, X by way of shared memory.",
+    variant={"HF_TILES": "tiles"},
+)
 mxfp8_row_stream_norm_out = stub(
     "mxfp8_row_stream_norm_out",
     MODULE,
@@ -46,7 +53,7 @@ def configuration(n: int, k: int, units: int) -> Configuration:
     """Return the rows of a pass over 8, how many warps share K, and how many blocks the rows of W."""
     blocks = row_stream.fewest(n, k, row_stream.blocks_for(n, k, units), TILES)
     passes = -(-n // (8 * TILES * blocks))
-    wanted = SHARERS if 1 < passes < MANY_PASSES else WARPS  # all warps have work in the only pass
+    wanted = SHARERS if passes > 1 else WARPS  # all warps have work in the only pass
     return {"tiles": TILES, "sharers": min(wanted, 1 << (max(1, k_steps(k)).bit_length() - 1)), "blocks": blocks}
 
 
@@ -58,6 +65,12 @@ def _refusal(m: int, n: int, k: int) -> str | None:
     if shared_bytes(m, TILES, -(-n // configuration(n, k, UNITS)["blocks"]), k) > row_stream.SHARED_BYTES:
         return f"X and a ring in {row_stream.SHARED_BYTES} bytes of shared memory; got M={m}, K={k}"
     return None
+
+
+def copied_refusal(m: int, n: int, k: int) -> str | None:
+    """Return what the kernel that copies X needs and [M, N, K] does not have, or None."""
+    reason = _refusal(m, n, k)
+    return f"X of at most {MOST_CODES} bytes; got M={m}, K={k}" if reason is None and m * k > MOST_CODES else reason
 
 
 def norm_refusal(m: int, n: int, k: int) -> str | None:

@@ -43,7 +43,7 @@ void launch_rows(dev::bf16* out, const uint8_t* x, const uint8_t* xs, int64_t m,
   Problem problem{out, x, xs, Wq.data<uint8_t>(), Ws.data<uint8_t>(), bias.data<dev::bf16>(), static_cast<int>(m),
                   static_cast<int>(n), static_cast<int>(k), __builtin_ctzll(sharers), static_cast<int>(n / blocks),
                   static_cast<int>(n % blocks)};
-  ask_ahead(problem, programmatic);
+  ask_ahead(problem, programmatic && Source::kAhead == 1);
   Launch at{static_cast<uint32_t>(blocks), L::kThreads, static_cast<uint32_t>(most), stream};
   at.programmatic = programmatic;
   launch(row_stream<kMostRows, HF_TILES, true, Source, Place>, at, problem, source, static_cast<int>(x_at), place);

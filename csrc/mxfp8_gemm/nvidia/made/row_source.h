@@ -52,17 +52,65 @@ struct SharedX {
   }
 };
 
+/// The row of element `at` of m rows of `of_row`. One row needs no division, which every thread would make several times.
+__device__ __forceinline__ int row_of(int at, int of_row, int m) { return m == 1 ? 0 : at / of_row; }
+
+/// X as codes and scales in memory, which one wave of loads brings to shared memory.
+struct Copied {
+  static constexpr bool kMade = true, kPolls = false;
+  static constexpr int kAhead = 8;
+  static constexpr int kPiece = 16, kAtOnce = 4;  // bytes of an access; of a thread
+
+  const uint8_t *x, *xs;
+
+  __host__ static constexpr int64_t most_bytes(int threads) { return int64_t{kAtOnce} * kPiece * threads; }
+
+  struct Weights {};
+  struct Loaded {
+    uint4 codes[kAtOnce];
+    uint32_t scales;  // of a step
+  };
+  template <int THREADS>
+  __device__ __forceinline__ Weights ask_weights(int, int) const { return {}; }
+
+  template <int THREADS>
+  __device__ __forceinline__ Loaded load(int m, int k) const {
+    const int pieces = m * (k / kPiece), word = THREADS - 1 - threadIdx.x;
+    Loaded loaded = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = i * THREADS + threadIdx.x;
+      if (at < pieces) loaded.codes[i] = reinterpret_cast<const uint4*>(x)[at];
+    }
+    if (word < m * (k / kStep)) loaded.scales = reinterpret_cast<const uint32_t*>(xs)[word];
+    return loaded;
+  }
+  template <int THREADS>
+  __device__ __forceinline__ void make(const SharedX& to, const Weights&, const Loaded& loaded, int m, int k, float*) const {
+    const int of_row = k / kPiece, words = k / kStep, word = THREADS - 1 - threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = i * THREADS + threadIdx.x, row = row_of(at, of_row, m);
+      if (at < m * of_row) *reinterpret_cast<uint4*>(to.codes + row * to.pitch + (at - row * of_row) * kPiece) = loaded.codes[i];
+    }
+    const int row = row_of(word, words, m);
+    if (word < m * words) *reinterpret_cast<uint32_t*>(to.scales + row * to.scale_pitch + (word - row * words) * 4) = loaded.scales;
+  }
+};
+
 /// X as codes and scales in memory.
 struct Codes {
   static constexpr bool kMade = false, kPolls = false;
   static constexpr int kAhead = 8;  // more than a ring has
 };
 
-/// X = the RMS norm of the sum x + residual, times weight. Each row's sum is also stored, by one block.
-struct Norm {
+/// X = the RMS norm of the sum x + residual, times weight. Each row's sum is also stored, by one block. MOST: chunks of a thread, of
+/// all rows; with one there is half of the arithmetic, which all warps do before they can multiply.
+template <int MOST>
+struct NormOf {
   static constexpr bool kMade = true, kPolls = false;
   static constexpr int kAhead = 1;  // slots of a ring that are asked for before x
-  static constexpr int kMost = 2;   // chunks of a thread, of all rows
+  static constexpr int kMost = MOST;
 
   const dev::bf16 *x, *residual, *weight;
   dev::bf16* sum;  // other memory than x and residual
@@ -77,7 +125,7 @@ struct Norm {
 
   /// A thread's chunk s is chunk s % of_row THREADS + threadIdx.x of row s / of_row.
   template <int THREADS>
-  __device__ __forceinline__ static int of_row(int k) { return k / kChunk > THREADS ? 2 : 1; }
+  __device__ __forceinline__ static int of_row(int k) { return MOST > 1 && k / kChunk > THREADS ? 2 : 1; }
   template <int THREADS>
   __device__ __forceinline__ static int chunk_of(int s, int k) { return (of_row<THREADS>(k) == 2 ? s * THREADS : 0) + threadIdx.x; }
   template <int THREADS>
@@ -133,10 +181,13 @@ struct Norm {
     const bool one_row = of_row<THREADS>(k) == 2;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      const float first = static_cast<float>(loaded.x[0][i]), second = static_cast<float>(loaded.x[1][i]);
+      const float first = static_cast<float>(loaded.x[0][i]);
       squares[0] = __builtin_fmaf(first, first, squares[0]);
-      if (one_row) squares[0] = __builtin_fmaf(second, second, squares[0]);
-      squares[1] = __builtin_fmaf(second, second, squares[1]);
+      if constexpr (MOST > 1) {
+        const float second = static_cast<float>(loaded.x[1][i]);
+        if (one_row) squares[0] = __builtin_fmaf(second, second, squares[0]);
+        squares[1] = __builtin_fmaf(second, second, squares[1]);
+      }
     }
 #pragma unroll
     for (int row = 0; row < kMost; ++row) {
@@ -168,6 +219,8 @@ struct Norm {
   }
 };
 
+using Norm = NormOf<2>;
+
 /// X = SwiGLU of gate_up [M, 2 K], gate in its first K columns.
 struct Swiglu {
   static constexpr bool kMade = true, kPolls = false;
@@ -191,7 +244,7 @@ struct Swiglu {
     Loaded loaded = {};
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int at = base + i * THREADS + threadIdx.x, row = at / of_row;
+      const int at = base + i * THREADS + threadIdx.x, row = row_of(at, of_row, m);
       if (at < chunks) loaded.gate[i] = from[at + row * of_row], loaded.up[i] = from[at + (row + 1) * of_row];
     }
     return loaded;
@@ -203,7 +256,7 @@ struct Swiglu {
     for (int base = 0;;) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = base + i * THREADS + threadIdx.x, row = at / of_row;
+        const int at = base + i * THREADS + threadIdx.x, row = row_of(at, of_row, m);
         if (at >= chunks) continue;
         float values[kChunk];
 #pragma unroll

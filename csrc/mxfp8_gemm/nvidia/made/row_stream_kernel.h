@@ -36,7 +36,7 @@ struct Problem {
 
 /// Sets what L2 is asked for: while a block waits for its predecessor and makes X, the ring has only its first slots and memory
 /// would be idle. 64 KiB of a block were best, of more rows rather than of longer pieces; where a block has little more than that
-/// in all, and in an ordinary launch, which waits for nothing, there is none.
+/// in all, and in an ordinary launch, which waits for nothing, there is none; nor where X is copied and the ring full ahead of it.
 inline void ask_ahead(Problem& problem, bool programmatic) {
   constexpr int64_t kBytes = 64 * 1024, kMostRows = 64, kLeast = 200 * 1024;
   const int64_t rows = problem.base;
@@ -46,7 +46,8 @@ inline void ask_ahead(Problem& problem, bool programmatic) {
 }
 
 using row_stream::added, row_stream::Factors, row_stream::in_range, row_stream::LaneOfW, row_stream::Layout;
-using row_stream::multiply_step, row_stream::Part, row_stream::put_sums, row_stream::scale_word, row_stream::shared_bytes;
+using row_stream::multiply_pair, row_stream::multiply_step, row_stream::Pairs, row_stream::Part, row_stream::put_sums;
+using row_stream::scale_word, row_stream::shared_bytes;
 
 /// X's part of a step from shared memory.
 template <int ROWS>
@@ -72,6 +73,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     row_stream(const Problem whole, const SOURCE source, const int x_at, const PLACE place) {
   using L = Layout<ROWS, TILES>;
   constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups, kWarps = L::kWarps, kSlots = L::kSlots;
+  constexpr bool kAlone = !PLACE::kChosen && !PLACE::kSends && !SOURCE::kPolls;  // one matrix on one GPU
   extern __shared__ __align__(128) uint8_t shared[];
   const Problem p = [&] {  // of this block's rows of X
     Problem mine = whole;
@@ -129,15 +131,19 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   constexpr int kAhead = SOURCE::kAhead < kSlots - 1 ? SOURCE::kAhead : kSlots - 1;
 #pragma unroll
   for (int s = 0; s < kAhead; ++s) ask_next(s);
-  if constexpr (!PLACE::kChosen) let_next_start();
+  // Behind the wait the next launch's blocks take nothing from those of this one that are yet to start.
+  constexpr bool kNextLate = kAlone && SOURCE::kMade && SOURCE::kAhead == 1;
+  if constexpr (!PLACE::kChosen && !kNextLate) let_next_start();
   const SharedX made = here.made_x(shared + x_at, p.m, p.k);
   if constexpr (SOURCE::kMade) {
     const int made_rows = here.made_rows(p.m), made_k = here.pitch(p.k);
     const auto weights = source.template ask_weights<L::kThreads>(made_rows, made_k);
-    if constexpr (!PLACE::kChosen)
+    if constexpr (!PLACE::kChosen) {
       if (lane == 0)
         for (int row = warp; row < p.ahead_rows; row += kWarps) ask_l2(p.w + size_t(first + row) * p.k, p.ahead_bytes);
-    if constexpr (!PLACE::kChosen) wait_for_predecessor();
+      wait_for_predecessor();
+      if (kNextLate) let_next_start();
+    }
     auto loaded = [&] {
       if constexpr (SOURCE::kPolls) return source.template load<L::kThreads>(weights, made_rows, made_k);
       else return source.template load<L::kThreads>(made_rows, made_k);
@@ -168,24 +174,27 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   wait_copies<kSlots - 1>();
   __syncthreads();  // the scales of W are there
 
+  constexpr bool kPair = kAlone && ROWS == 8 && TILES == 2;  // of tiles, whose rows are those of an instruction
+  constexpr int kScales = kPair ? 1 : 2;                     // rows of a tile in a lane
   const LaneOfW lane_of_w(g, t);
   int slot = 0, done = 0;
   for (int round = 0; round < rounds; ++round) {
     const int pass = round * teams + team;
-    float sums[TILES][kGroups][4] = {};
+    float sums[kPair ? 1 : TILES][kGroups][4] = {};
     if (pass < passes) {
-      const int row0 = pass * L::kPassRows + 2 * t;  // W's rows of this lane's sums: row0, row0 + 1, and those 8 i further
+      // W's rows of this lane's sums: row0, where tiles are not in pairs row0 + 1, and those 8 i further.
+      const int row0 = pass * L::kPassRows + (kPair ? g : 2 * t);
       const uint8_t* const scale_column = scales + part * 4;
       for (int step = 0; step < steps; ++step) {
         ask_next(slot == 0 ? kSlots - 1 : slot - 1);
         const Factors<ROWS> x(x_next);
         uint32_t usual = x.usual;
         if (++done < items) load_x(step + 1 == steps ? 0 : step + 1);
-        uint32_t sw[TILES][2];
+        uint32_t sw[TILES][kScales];
 #pragma unroll
         for (int i = 0; i < TILES; ++i)
 #pragma unroll
-          for (int j = 0; j < 2; ++j) {
+          for (int j = 0; j < kScales; ++j) {
             const int row = min(row0 + i * kTileRows + j, rows - 1), at = step * step_bytes;
             sw[i][j] = scale_word<ALIGNED>(scale_column + row * scale_pitch + at / kBlock, part * kStep + at, p.k);
             usual &= in_range(sw[i][j]);
@@ -203,6 +212,10 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
             for (int m = 0; m < kGroups; ++m)
 #pragma unroll
               for (int c = 0; c < 4; ++c) sums[i][m][c] = fmaf(of_step[i][m][c], weight, sums[i][m][c]);
+        } else if constexpr (kPair) {
+          // Of rows 2 t and 2 t + 1 of X, whose words are in lanes of g = 2 t and 2 t + 1.
+          const uint32_t sx[2] = {__shfl_sync(~0u, x.scales[0], 8 * t), __shfl_sync(~0u, x.scales[0], 8 * t + 4)};
+          multiply_pair(ring + slot * L::kSlotBytes, lane_of_w, x, {sw[0][0], sw[1][0]}, sx, fast, sums[0][0]);
         } else {
           multiply_step<ROWS, TILES>(ring + slot * L::kSlotBytes, lane_of_w, x, sw, fast, sums);
         }
@@ -212,7 +225,10 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     }
     // Two buffers in turn: whoever writes the next round's sums may be ahead of those who read these.
     float* const mine = parts + ((round & 1) * kWarps + warp) * L::kPart;
-    put_sums(sums, std::integral_constant<int, kHalves>(), lane, mine);
+    if constexpr (kPair)
+      Pairs<8, 2>::put(sums, lane, mine);
+    else
+      put_sums(sums, std::integral_constant<int, kHalves>(), lane, mine);
     __syncthreads();
     const float* const all = parts + (round & 1) * kWarps * L::kPart;
     for (int e = threadIdx.x; e < teams * L::kPart; e += L::kThreads) {
