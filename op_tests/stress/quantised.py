@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -286,11 +287,28 @@ def dynamic_complaint(y: Span, judged: Array, before: Arguments, q: torch.Tensor
         room = np.maximum(np.abs(low), np.abs(high)) * 2.0**-3.9 + real[..., None] * 2.0**-9
         got = np.pad(values(q), padding).reshape(low.shape) * real[..., None]
         span = Span(low - room, high + room)
-    wide = np.where(sound & (largest > 0), largest * (2.02 if before["e8m0"] else 1.01), np.inf)
+    nonzero = ((low > 0) | (high < 0)).any(axis=-1)  # zeros have scale 1
+    wide = np.where(sound & nonzero, largest * (2.02 if before["e8m0"] else 1.01), np.inf)
     return first(
         Span(np.zeros_like(wide), wide).complaint("scales", real, sound),
         span.complaint("q times scales", got, np.broadcast_to(sound[..., None], low.shape)),
     )
+
+
+def stored_complaint(y: Span, judged: Array, before: Arguments, parts: Sequence[Any], after: Arguments) -> str | None:
+    """What is wrong with how y is stored: in the memory that was given, with its scales or without, and its buffer."""
+    if after.get("next_buffer") is not None and after["next_buffer"].any():
+        return "the next buffer is not zero"
+    if "out_format" in before:
+        wrong = dynamic_complaint(y, judged, before, *parts)
+    elif len(parts) == 2:
+        wrong = mx_complaint(y, judged, *parts)
+    elif before.get("scale_tensor") is not None:
+        wrong = static_complaint(y, judged, parts[0], before["scale_tensor"], before.get("fp8_max"))
+    else:
+        wrong = y.complaint("result", values(parts[0]), judged)
+    memory = zip(parts, ("out", "scale_out"), strict=False)
+    return first(*(is_given(part, after.get(name), name) for part, name in memory), wrong)
 
 
 def judge_norm(before: Arguments, result: Any, after: Arguments) -> str | None:
@@ -312,22 +330,9 @@ def judge_norm(before: Arguments, result: Any, after: Arguments) -> str | None:
         Span.of(row), before["weight"], float(before["epsilon"]), float(before.get("weight_offset", 0.0)), dtype
     )
     judged = judged_rows(row)
-    if after.get("next_buffer") is not None:
-        complaints.append("the next buffer is not zero" if after["next_buffer"].any() else None)
     if after.get("also_out") is not None:
         complaints.append(y.complaint("also_out", values(after["also_out"]), judged))
-    complaints.append(is_given(parts[0], after.get("out"), "out"))
-    if after.get("scale_out") is not None:
-        complaints.append(is_given(parts[1], after["scale_out"], "scale_out"))
-    if "out_format" in before:
-        complaints.append(dynamic_complaint(y, judged, before, parts[0], parts[1]))
-    elif len(parts) == 2:
-        complaints.append(mx_complaint(y, judged, *parts))
-    elif before.get("scale_tensor") is not None:
-        complaints.append(static_complaint(y, judged, parts[0], before["scale_tensor"], before.get("fp8_max")))
-    else:
-        complaints.append(y.complaint("result", values(parts[0]), judged))
-    return first(*complaints)
+    return first(*complaints, stored_complaint(y, judged, before, parts, after))
 
 
 # ---- SwiGLU ----------------------------------------------------------------------------------------------------------
@@ -369,22 +374,7 @@ def judge_swiglu(before: Arguments, result: Any, after: Arguments) -> str | None
         # exp of an argument that is off by its own rounding; sums, products, a quotient, each a few roundings.
         error = np.abs(exact) * (np.abs(alpha * gate) * 4 * F32 + 24 * F32) + np.abs(gate) * np.abs(beta) * F32
     y = Span.of(exact, error + 1e-37)
-    if after.get("next_buffer") is not None and after["next_buffer"].any():
-        return "the next buffer is not zero"
-    if "out_format" in before:
-        return first(
-            is_given(result[0], after.get("out"), "out"), is_given(result[1], after.get("scale_out"), "scale_out"),
-            dynamic_complaint(y, judged, before, *result),
-        )  # fmt: skip
-    if isinstance(result, tuple):
-        return first(
-            is_given(result[0], after.get("out"), "out"), is_given(result[1], after.get("scale_out"), "scale_out"),
-            mx_complaint(y, judged, *result),
-        )  # fmt: skip
-    return first(
-        is_given(result, after.get("out"), "out"),
-        static_complaint(y, judged, result, before["scale_tensor"], before.get("fp8_max")),
-    )
+    return stored_complaint(y, judged, before, result if isinstance(result, tuple) else (result,), after)
 
 
 def make_dynamic(rng: Rng, given: Arguments) -> Arguments:
