@@ -13,7 +13,7 @@ from hipforge import emulator
 from hipforge.emulator.timing import estimate
 from hipforge.emulator.timing.capture import RUN, SKIP, WHOLE, Capture
 from hipforge.emulator.timing.machines import MI355X
-from hipforge.emulator.timing.model import simulate
+from hipforge.emulator.timing.model import DEFAULT_SAMPLING, WHOLE_LAUNCH, launch_time, simulate
 from hipforge.errors import ConfigError, GuardError
 
 SOURCE = r"""
@@ -104,6 +104,18 @@ def test_another_number_of_iterations_is_another_template(code: emulator.CodeObj
     with capture.recording():
         emulator.launch(code.kernels["uneven"], GROUPS, 64, [out, counts])
     assert len(capture.launches()[0]["templates"]) == 3
+
+
+def test_rounds_of_work_groups_that_end_at_once_are_not_extrapolated_from_others(code: emulator.CodeObject) -> None:
+    groups = 32 * MI355X.cu_count
+    counts = torch.tensor([20 if i < groups // 2 else 0 for i in range(groups)], dtype=torch.int32)
+    out = torch.ones(groups * 64, dtype=torch.int32)
+    capture = Capture()
+    with capture.recording():
+        emulator.launch(code.kernels["uneven"], groups, 64, [out, counts], dynamic_lds=128 << 10)  # one a CU
+    sampled, whole = (launch_time(capture, 0, MI355X, sampling=of) for of in (DEFAULT_SAMPLING, WHOLE_LAUNCH))
+    assert sampled.simulation["total_rounds"] > DEFAULT_SAMPLING.rounds[1]
+    assert sampled.cycles == whole.cycles
 
 
 def leave_words(code: emulator.CodeObject, capture: Capture, **policy: dict[int, int]) -> torch.Tensor:
