@@ -140,7 +140,8 @@ def write_record(folder: Path, present: dict[str, str], out: Path | None) -> Non
         if record.unrecorded({name: of for name, of in present.items() if name.split("-", 1)[0] == module}, kept, {})
     }
     for file, content in ((record.RECORD, kept), (record.PENDING, waiting)):
-        file.write_text(text := json.dumps(content, indent=1) + "\n")
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(of)}" for name, of in content.items())
+        file.write_text(text := f"{{\n{lines}\n}}\n" if lines else "{}\n")
         if out:
             out.mkdir(parents=True, exist_ok=True)
             (out / file.name).write_text(text)
