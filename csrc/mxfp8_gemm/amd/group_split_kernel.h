@@ -64,6 +64,16 @@ __device__ __forceinline__ void add_others(dev::f32x4 (&own)[kCount], dev::Buffe
   }
 }
 
+/// What the meeting needs, loaded behind a run's first loads.
+struct MeetingArguments : wave_split::Nothing {
+  float* partials;
+  uint64_t *words, number;
+
+  __device__ MeetingArguments(float* of_partials, uint64_t* of_words, uint64_t of_launch)
+      : partials(of_partials), words(of_words), number(of_launch) {}
+  __device__ __forceinline__ void operator()() const { dev::wave_values_loaded_here(partials, words, number); }
+};
+
 template <int kRowTiles, int kColumnTiles, Scales kScales = Scales::kMx>
 __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials, uint64_t* words, uint64_t number) {
   constexpr uint32_t kTiles = kRowTiles * kColumnTiles, kPartBytes = part_bytes(kTiles);
@@ -80,10 +90,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, float* partials,
       wave_split::scale_rows_of<kScales>(p.ws, column0, columns, p.n, p.k), p.k, in_lane, lane,
       column0 % wave_split::shared_rows(kScales));
   const uint32_t part = split * kWaves + wave;
-  // What the meeting needs is loaded meanwhile, not where the sums are complete.
   mine.run(wave_split::first_step(p.k, part, log2_parts), wave_split::first_step(p.k, part + 1, log2_parts),
-           p.aligned_scales(), p.scales_between_words(),
-           wave_split::BehindAll{[&] { dev::wave_values_loaded_here(partials, words, number); }});
+           p.aligned_scales(), p.scales_between_words(), MeetingArguments{partials, words, number});
 
   const uint32_t log2_splits = log2_parts - kLog2Waves, group = blockIdx.y * gridDim.x + blockIdx.x;
   const dev::Buffer parts = dev::make_buffer(reinterpret_cast<uint8_t*>(partials) + ((uint64_t{group} * kPartBytes) << log2_splits),

@@ -72,14 +72,6 @@ struct Nothing {
   __device__ void operator()() const {}
 };
 
-/// `All` behind all of them.
-template <class All>
-struct BehindAll : All {
-  __device__ void first_asked() const {}
-};
-template <class All>
-BehindAll(All) -> BehindAll<All>;
-
 /// One wave's 16 kRowTiles x 16 outputs; acc[t][i] is row lane % 16 of row tile t, column 4 (lane / 16) + i. kColumns as in
 /// tile_row_offset, of W. With several tiles of columns those of tile c begin at acc[c kRowTiles].
 template <int kRowTiles, class Rows, int kColumns = kTile, int kColumnTiles = 1, Scales kScales = Scales::kMx,
