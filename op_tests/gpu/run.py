@@ -14,7 +14,6 @@ import datetime
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,7 +81,7 @@ def main() -> int:
     parser.add_argument("-j", type=int, default=max(1, cores - 1), help="processes of the ops' tests")
     parser.add_argument("-k", default="", help="only tests whose names match")
     parser.add_argument("--seconds", type=float, help="end each of the two parts after so long")
-    parser.add_argument("--out", type=Path, help="also keep the outcomes, the failures and both records in this folder")
+    parser.add_argument("--out", type=Path, help="keep the outcomes, the failures and both records in this folder")
     parser.add_argument("--read", type=Path, metavar="FOLDER", help="run nothing: read the outcomes kept there")
     options = parser.parse_args()
     if options.read:
@@ -90,7 +89,10 @@ def main() -> int:
         return 0
     chosen = ["-k", options.k] if options.k else []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = options.out.resolve() if options.out else Path(name)  # what an ended run has found is there
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob("calls-*.jsonl"), *folder.glob("outcomes.jsonl")):
+            old.unlink()
         built = record.digests()  # every module, side by side, ahead of the tests
         (folder / DIGESTS).write_text(json.dumps(built))
         card = {"card": torch.cuda.get_device_name(0), "driver": _driver(), "date": datetime.date.today().isoformat()}
@@ -143,11 +145,9 @@ def write_record(folder: Path, present: dict[str, str], out: Path | None) -> Non
         lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(of)}" for name, of in content.items())
         file.write_text(text := f"{{\n{lines}\n}}\n" if lines else "{}\n")
         if out:
-            out.mkdir(parents=True, exist_ok=True)
             (out / file.name).write_text(text)
     words = "".join(f"==== {line['test']}\n{line['words']}\n" for line in failed)
     if out:
-        shutil.copytree(folder, out, dirs_exist_ok=True)
         (out / "failures.txt").write_text(words)
     covered = f"{len(kept)} of {len(present)} variants in the record, {len(waiting)} modules pending"
     sys.stdout.write(f"gpu-test: {len(outcomes)} tests, {len(failed)} failed; {covered}\n")

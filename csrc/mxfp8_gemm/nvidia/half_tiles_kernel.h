@@ -320,9 +320,12 @@ __global__ void __launch_bounds__(kThreads, 1) half_tiles(const __grid_constant_
     let_next_start();
     // What it asks for first does not wait until the other threads know of the barriers.
     produce(p, shared, maps, part, m0, n0);
+    __syncwarp();
+    if (p.splits > 1) meet_cluster(), meet_cluster();  // as the groups that multiply do
   } else if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(L::kOfConverter));
     convert(p, shared, part, m0);
+    if (p.splits > 1) meet_cluster(), meet_cluster();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(L::kOfConsumer));
     multiply(p, shared, part, split, m0, n0);
