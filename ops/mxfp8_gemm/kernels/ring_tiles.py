@@ -67,9 +67,6 @@ TEAM_SPLITS = (1, 2, 3, 4)
 # Weights whose scales are shared before look like others: they are slower where they are shared again, and no faster in
 # tiles of 64 rows and fewer, which scale each product. So both have to be faster than other choices by as much.
 NOT_WHOLE, AGAIN = 1.1, 1.15
-# Teams take 0.7 to 0.8 of their time where a weight's scales were shared before. Beside other kernels they count as if
-# half of the weights were.
-MAY_BE_SHARED = 0.87
 MOST_SHARED = 1 << 30  # bytes of W that a call makes again
 SHARED_BYTES_PER_US = 2.3e6  # of codes read and written again with shared scales
 COPIED_US = 2.0  # where K is no multiple of 512: scales of W are copied to whole lines
@@ -201,9 +198,7 @@ def _as_wanted(timed: Timed, m: int) -> float:
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
-    us, given = min(_timed(m, n, k, cu_count), key=lambda one: _as_wanted(one, m))
-    may_be_shared = given["tile"] in TEAM_TILES and not given["shared"]
-    yield us * (MAY_BE_SHARED if may_be_shared else 1), given
+    yield min(_timed(m, n, k, cu_count), key=lambda one: _as_wanted(one, m))
 
 
 def _candidates(cell: Any, arch: str) -> list[Configuration]:
