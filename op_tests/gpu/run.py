@@ -1,7 +1,7 @@
 """``make gpu-test``: tests of ops, models and :mod:`gpu.test_gpu` on this machine's GPU, then ``record.json``.
 
 Needs no package index: the torch, the nvcc and the pytest that are there, and PYTHONPATH for hipforge itself. A failure
-leaves the record of the variants that it touches as it was.
+leaves the record of the variants that it touches as it was, and so does a test that does not end.
 
     python op_tests/gpu/run.py [-j PROCESSES] [-k EXPRESSION] [--seconds N] [--out FOLDER]
     python op_tests/gpu/run.py --read FOLDER     the record of such a run's FOLDER, on any machine

@@ -37,6 +37,7 @@ _ONLY_EMULATED = (
 )  # fmt: skip
 _calls: dict[str, float | None] = {}
 """The variants that the test has called, the last one last, with the worst relative error of their results."""
+_test = ""
 
 
 def _on_cpu(value: Any) -> bool:
@@ -52,6 +53,8 @@ def staged(name: str, function: Callable[..., Any], signature: Any, divert: Any)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if torch._C._len_torch_dispatch_stack():
             return (divert or function)(*values)
+        if name not in _calls:  # ahead of the call, which may never return
+            _note_calls({name: None})
         _calls[name] = _calls.pop(name, None)
         if not all(map(_on_cpu, tensors)):
             return (divert or function)(*values)
@@ -133,13 +136,19 @@ def note_error(error: float) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Forget what the test before called."""
+    global _test
+    _test = item.nodeid
     _calls.clear()
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Write down at once what a test called and how far off it was: a run may be cut off."""
     if _calls:
-        _write(f"calls-{os.getpid()}.jsonl", {"test": item.nodeid, "variants": _calls})
+        _note_calls(_calls)
+
+
+def _note_calls(variants: dict[str, float | None]) -> None:
+    _write(f"calls-{os.getpid()}.jsonl", {"test": _test, "variants": variants})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
