@@ -65,6 +65,20 @@ def test_a_variant_is_recorded_when_every_test_that_called_it_passed(
     assert run.main() == 0 and record.read(record.RECORD) == {"module_y": expected}
 
 
+@pytest.mark.parametrize(("digest", "tests"), [("a", 3), ("b", 1)])
+def test_of_two_runs_of_the_same_sources_the_one_with_more_tests_stays(
+    digest: str, tests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(record, "PENDING", tmp_path / "pending.json")
+    record.RECORD.write_text(json.dumps({"module_x": RUN}))
+    (tmp_path / run.CARD).write_text(json.dumps({"card": "H200", "driver": "580", "date": "2026-11-28"}))
+    _lines(tmp_path / "calls-1.jsonl", [{"test": "op_tests/a", "variants": {"module_x": None}}])
+    _lines(tmp_path / "outcomes.jsonl", [{"test": "a", "outcome": "passed", "words": ""}])
+    run.write_record(tmp_path, {"module_x": digest}, None)
+    assert record.read(record.RECORD)["module_x"]["tests"] == tests
+
+
 def test_what_is_written_for_a_gpu_runs_there_whatever_words_it_has() -> None:
     def function() -> str:
         return "Peers."
