@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks) code_tiles(const __gr
         if (++step == at.steps) break;
         const bool of_span = cursor.starts_span(at, step);
         starts |= of_span;
-        if (L::kTurns && of_span) shared.wait_full(cursor);  // scales come with the first step of a span, whose ever it is
+        if (L::kTurns && of_span) shared.wait_scales(cursor);  // also of a span whose first step is the other group's
       } while (L::kTurns && (step & 1) != group);
     };
     move();

@@ -3,7 +3,7 @@
 // A block multiplies kColumns = 64 kGroups rows of W by kRows rows of X, tile after tile: W is the left operand of wgmma, 64 rows
 // for each group of four warps (consumers). One thread of four warps more, the producer, asks the copy engine for all that they
 // read: the bytes of both operands, 128 k of kColumns + kRows lines a stage, in the 128-byte swizzle, and with every fourth step
-// the scales of 512 k, in a ring of their own. A cluster of `splits` blocks shares the K of one tile; its blocks add their sums
+// the scales of 512 k, in a ring of their own, where groups take turns with barriers of their own. A cluster of `splits` blocks shares the K of one tile; its blocks add their sums
 // through distributed shared memory, in the order of the blocks.
 //
 // Tiles of 128 rows of X are for teams: clusters of two blocks with the same rows of X and k, and neighbouring rows of W. Each block
@@ -64,7 +64,10 @@ struct Ring {
   static constexpr int kScalesAt = STAGES * kStageBytes, kUnitsAt = kScalesAt + kSlots * kSlotBytes;
   static constexpr int kExchangeAt = kUnitsAt + GROUPS * ROWS * 4;  // sums that groups which take turns give each other
   static constexpr int kBarriersAt = kExchangeAt + (TURNS ? kColumns * ROWS * 4 : 0);
-  static constexpr int kBytes = kBarriersAt + 2 * STAGES * 8 + 1024;  // stages start at a multiple of 1,024
+  // Groups that take turns wait for scales that came for another's step. Its stage may have been filled again by then, a slot of scales not:
+  // kSlots spans are more steps than the ring has stages, and the group that waits has one of them.
+  static constexpr int kScaleBarriers = TURNS ? kSlots : 0;
+  static constexpr int kBytes = kBarriersAt + (2 * STAGES + kScaleBarriers) * 8 + 1024;  // stages start at a multiple of 1,024
   static constexpr int kPitch = kColumns + 4;  // floats of a row of sums, so that those of a warp meet no bank twice
   // Registers of a thread of the producer's four warps and of a consumer, in all those that the block has at the start.
   static constexpr int kAtStart = 65536 / (kThreads * BLOCKS) / 8 * 8;
@@ -139,14 +142,14 @@ __device__ __forceinline__ void for_each_tile(const Problem& p, Visit visit) {
 /// Where a role is in the rings: a slot of the stages and the parity of its round, and a slot of the scales.
 template <class L>
 struct Cursor {
-  int slot = 0, parity = 0, span = L::kSlots - 1;
+  int slot = 0, parity = 0, span = L::kSlots - 1, span_parity = 1;
   __device__ __forceinline__ void advance() {
     if (++slot == L::kStages) slot = 0, parity ^= 1;
   }
   /// Before a step of a tile: whether it starts a span.
   __device__ __forceinline__ bool starts_span(const Place<L>& at, int step) {
     const bool starts = step == 0 || (at.first + step) % kSpan == 0;
-    if (starts && ++span == L::kSlots) span = 0;
+    if (starts && ++span == L::kSlots) span = 0, span_parity ^= 1;
     return starts;
   }
 };
@@ -154,15 +157,17 @@ struct Cursor {
 /// Addresses in shared memory: stages, scales and barriers.
 template <class L>
 struct Shared {
-  uint32_t stages, full, empty;
+  uint32_t stages, full, empty, full_scales;
   __device__ __forceinline__ explicit Shared(uint8_t* at)
-      : stages(shared_address(at)), full(stages + L::kBarriersAt), empty(full + 8 * L::kStages) {}
+      : stages(shared_address(at)), full(stages + L::kBarriersAt), empty(full + 8 * L::kStages), full_scales(empty + 8 * L::kStages) {}
   __device__ __forceinline__ uint32_t stage(const Cursor<L>& c) const { return stages + c.slot * L::kStageBytes; }
   __device__ __forceinline__ uint32_t scales(const Cursor<L>& c) const { return stages + L::kScalesAt + c.span * L::kSlotBytes; }
   __device__ __forceinline__ void init() const {
     for (int s = 0; s < L::kStages; ++s) init_barrier(full + 8 * s, 1), init_barrier(empty + 8 * s, (L::kTurns ? 4 : L::kWarps) * kArrivals * L::kTeam);
+    for (int s = 0; s < L::kScaleBarriers; ++s) init_barrier(full_scales + 8 * s, 1);
   }
   __device__ __forceinline__ void wait_full(const Cursor<L>& c) const { wait_phase(full + 8 * c.slot, c.parity); }
+  __device__ __forceinline__ void wait_scales(const Cursor<L>& c) const { wait_phase(full_scales + 8 * c.span, c.span_parity); }
   /// At once in the first round, whose slots nobody has used.
   __device__ __forceinline__ void wait_empty(const Cursor<L>& c) const { wait_phase(empty + 8 * c.slot, c.parity ^ 1); }
   /// Of a warp: its lanes have read the stage.
@@ -189,9 +194,11 @@ __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& share
       const uint32_t barrier = shared.full + 8 * cursor.slot;
       const int from = at.first + step;
       const bool starts = cursor.starts_span(at, step);
+      const uint32_t of_scales = L::kTurns ? shared.full_scales + 8 * cursor.span : barrier;
       if (for_w) {
         shared.wait_empty(cursor);
-        arrive_expecting(barrier, L::kStageBytes + (starts ? L::kSlotBytes : 0));
+        arrive_expecting(barrier, L::kStageBytes + (starts && !L::kTurns ? L::kSlotBytes : 0));
+        if (starts && L::kTurns) arrive_expecting(of_scales, L::kSlotBytes);
         copy_tile(shared.stage(cursor), maps.w, from * kStep, at.n0, barrier);
       }
       if (for_x && L::kTeam == 1) copy_tile(shared.stage(cursor) + L::kXAt, maps.x, from * kStep, at.m0, barrier);
@@ -199,8 +206,8 @@ __device__ __forceinline__ void produce(const Problem& p, const Shared<L>& share
         const int rows = static_cast<int>(blockIdx.x) % L::kTeam * (L::kRows / L::kTeam);
         copy_tile(shared.stage(cursor) + L::kXAt + rows * kStep, maps.x, from * kStep, at.m0 + rows, barrier, (1 << L::kTeam) - 1);
       }
-      if (starts && for_x) copy_tile(shared.scales(cursor) + L::kWordsAt, maps.words, at.m0, from / kSpan * kSpan, barrier);
-      if (starts && (p.made_scales ? for_x : for_w)) copy_tile(shared.scales(cursor), maps.scales, from / kSpan * 16, at.n0, barrier);
+      if (starts && for_x) copy_tile(shared.scales(cursor) + L::kWordsAt, maps.words, at.m0, from / kSpan * kSpan, of_scales);
+      if (starts && (p.made_scales ? for_x : for_w)) copy_tile(shared.scales(cursor), maps.scales, from / kSpan * 16, at.n0, of_scales);
       cursor.advance();
     };
     int step = 0;
