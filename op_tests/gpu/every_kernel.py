@@ -34,6 +34,7 @@ from hipforge.ops import summed_linear
 from hipforge.ops.argmax import argmax_of_ranks
 from hipforge.ops.decode_attention.kernels import HEAD_DIMS
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
+from hipforge.ops.mxfp8_gemm.kernels.half_tiles import HALF_TILES
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_grouped_gemm import token
 from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
@@ -181,6 +182,15 @@ def ring_tiles(tile: int) -> None:
     configurations("ring_tiles", tile=tile)
     for k in (16384, 32768):
         test_mxfp8_gemm.mxfp8_ring_tiles(*test_mxfp8_gemm.operands(2, 16, k), tile=tile, k_splits=8, shared=1)
+
+
+def half_tiles(tile: int) -> None:
+    """Every configuration of a tile; scales that f16 holds beside each other, and others."""
+    configurations("half_tiles", tile=tile)
+    x, xs, w, ws = test_mxfp8_gemm.operands(70, 130, 1024)
+    xs[3, 5] = ws[100, 9] = 70
+    for _ in test_mxfp8_gemm.runs("half_tiles", [x, xs, w, in_sixteens(ws)], tile=tile):
+        pass
 
 
 def ends(configurations: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -335,6 +345,7 @@ def parts() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
     found |= {"made_of_sums": made_of_sums}
     found |= {f"ring_tiles-{tile}": partial(ring_tiles, tile) for tile in RING_TILES.parameters["tile"]}
+    found |= {f"half_tiles-{tile}": partial(half_tiles, tile) for tile in HALF_TILES.parameters["tile"]}
     found |= {kernel: partial(configurations, kernel) for kernel in ("row_stream", "span_tiles")} | {"skinny": skinny}
     found |= {f"mxfp4-{bits}": partial(mxfp4, bits) for bits in (4, 16)}
     for dtype in (*HALVES, torch.float32):

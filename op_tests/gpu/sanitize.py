@@ -32,9 +32,10 @@ EVERY = Path(__file__).with_name("every_kernel.py")
 # meetings of each team, which order the same accesses (csrc/mxfp8_gemm/nvidia: tma.h, tile_ring.h;
 # csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h).
 FOR_RACECHECK = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_FOR_RACECHECK"}
-PARTS_FOR_RACECHECK = "products", "ring_tiles", "span_tiles", "made"  # that launch them, and their modules
+# Parts that launch them, and their modules.
+PARTS_FOR_RACECHECK = "products", "ring_tiles", "span_tiles", "half_tiles", "made"
 BUILT_FOR_RACECHECK = [
-    *(f"module_mxfp8_gemm_{name}" for name in ("ring_tiles", "row_stream", "span_tiles")),
+    *(f"module_mxfp8_gemm_{name}" for name in ("half_tiles", "ring_tiles", "row_stream", "span_tiles")),
     "module_mxfp8_grouped_gemm_token_passes",
     "module_mx_quantize",
 ]

@@ -26,6 +26,7 @@ from hipforge.ops.mxfp4_gemm.family import FAMILY as FAMILY4
 from hipforge.ops.mxfp4_gemm.kernels import CODE_STREAM, code_stream
 from hipforge.ops.mxfp4_gemm.kernels.row_stream import ROW_STREAM as MXFP4
 from hipforge.ops.mxfp8_gemm.kernels import KERNELS
+from hipforge.ops.mxfp8_gemm.kernels.half_tiles import HALF_TILES
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES, workspace_bytes
 from hipforge.ops.mxfp8_gemm.kernels.row_copied import ROW_COPIED
 from hipforge.ops.mxfp8_gemm.kernels.row_stream import ROW_STREAM, ROWS
@@ -41,10 +42,10 @@ def problem(m: int, n: int, k: int) -> SimpleNamespace:
 
 # From one row and one column to the largest of a language model's heads; K also where it is no multiple of 128.
 @example(17, 1, 288)  # 3 steps of K, between two numbers of warps that share them
-@given(st.integers(1, 300), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
+@given(st.integers(1, 1200), st.integers(1, 300_000), st.integers(1, 1024).map(lambda blocks: 32 * blocks))
 def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -> None:
     cell = problem(m, n, k)
-    for kernel in (ROW_STREAM, ROW_COPIED, SPAN_TILES, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
+    for kernel in (ROW_STREAM, ROW_COPIED, SPAN_TILES, HALF_TILES, RING_TILES, MXFP4, CODE_STREAM, SKINNY):
         for _, configuration in kernel.default(cell, HOPPER, UNITS):
             assert kernel.needs(configuration, cell.key, HOPPER) is None
         for configuration in kernel.candidates(cell, HOPPER):
@@ -56,8 +57,9 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
     [((1, 2304, 6144), ROW_STREAM), ((2, 28672, 4096), ROW_STREAM), ((3, 28672, 4096), ROW_COPIED),
      ((8, 24576, 4096), ROW_COPIED), ((8, 28672, 4224), ROW_STREAM), ((8, 6144, 4096), ROW_STREAM),
      ((16, 4096, 4096), ROW_STREAM), ((17, 4096, 4096), SPAN_TILES),
-     ((64, 2304, 6144), SPAN_TILES), ((128, 4096, 4096), SPAN_TILES), ((32, 5120, 2880), ROW_STREAM),
-     ((64, 5120, 2880), RING_TILES), ((64, 28672, 4096), RING_TILES),
+     ((64, 2304, 6144), SPAN_TILES), ((128, 4096, 4096), HALF_TILES), ((256, 2304, 6144), HALF_TILES),
+     ((1024, 4096, 4096), HALF_TILES), ((1025, 4096, 4096), RING_TILES), ((256, 2304, 6176), RING_TILES),
+     ((32, 5120, 2880), ROW_STREAM), ((64, 5120, 2880), RING_TILES), ((64, 28672, 4096), RING_TILES),
      ((24, 28672, 4096), RING_TILES), ((256, 4096, 4096), RING_TILES), ((8192, 4096, 4096), RING_TILES)],
 )  # fmt: skip
 def test_few_rows_stream_some_share_spans_and_many_are_multiplied_in_tiles(key, kernel) -> None:

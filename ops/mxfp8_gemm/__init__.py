@@ -39,6 +39,7 @@ from hipforge.ops.mxfp8_gemm.family import FAMILY, GEMM
 from hipforge.ops.mxfp8_gemm.kernels import launch
 from hipforge.ops.mxfp8_gemm.kernels.gemv import _run_gemv, smallm_mxfp8_gemv, smallm_mxfp8_gemv_out
 from hipforge.ops.mxfp8_gemm.kernels.group_split import mxfp8_group_split, mxfp8_group_split_out
+from hipforge.ops.mxfp8_gemm.kernels.half_tiles import mxfp8_half_tiles, mxfp8_half_tiles_out
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import mxfp8_k_packed, mxfp8_k_packed_out
 from hipforge.ops.mxfp8_gemm.kernels.mfma import smallm_mxfp8_mfma, smallm_mxfp8_mfma_out
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import mxfp8_ring_tiles, mxfp8_ring_tiles_out
@@ -63,6 +64,8 @@ __all__ = [
     "mxfp8_gemv",
     "mxfp8_group_split",
     "mxfp8_group_split_out",
+    "mxfp8_half_tiles",
+    "mxfp8_half_tiles_out",
     "mxfp8_k_packed",
     "mxfp8_k_packed_out",
     "mxfp8_linear",

@@ -17,6 +17,7 @@ from hipforge.ops.core.dispatch import Accepted, Choice
 from hipforge.ops.core.kernel import Kernel
 from hipforge.ops.mxfp8_gemm.kernels.gemv import GEMV
 from hipforge.ops.mxfp8_gemm.kernels.group_split import GROUP_SPLIT
+from hipforge.ops.mxfp8_gemm.kernels.half_tiles import HALF_TILES
 from hipforge.ops.mxfp8_gemm.kernels.k_packed import K_PACKED
 from hipforge.ops.mxfp8_gemm.kernels.mfma import MFMA
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
@@ -26,7 +27,9 @@ from hipforge.ops.mxfp8_gemm.kernels.span_tiles import SPAN_TILES
 from hipforge.ops.mxfp8_gemm.kernels.tiles import TILES
 from hipforge.ops.mxfp8_gemm.kernels.wave_split import WAVE_SPLIT
 
-KERNELS = (WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, ROW_COPIED, SPAN_TILES, RING_TILES)
+KERNELS = (
+    WAVE_SPLIT, GROUP_SPLIT, K_PACKED, GEMV, MFMA, TILES, ROW_STREAM, ROW_COPIED, SPAN_TILES, HALF_TILES, RING_TILES
+)  # fmt: skip
 BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 
