@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 from helpers import streaming
 from nn.test_time_model import DENSE, LATENTS, written
@@ -20,6 +21,7 @@ from nn.test_time_model import modelled as time_model
 import hipforge.configs
 from hipforge.cli import bench
 from hipforge.cli.main import cli
+from hipforge.cli.operands import routed
 from hipforge.emulator.timing.machines import machine
 from hipforge.errors import ConfigError
 from hipforge.ops.core.tuned import clear_tables
@@ -86,8 +88,14 @@ def test_the_page_derives_the_time_of_reading_where_a_goal_is_below_it() -> None
     assert "## Goals below" not in page_of((line(3, 6.0, 14.0), 8.0))
 
 
+def reached(tokens: int, top_k: int) -> int:
+    return len(routed(tokens, 257, top_k).unique())
+
+
 # Of a routed line: experts with a slot, and rows and columns of one's W, of both products.
-ROUTED = {1: ((9, 1024, 6144), (9, 6144, 512)), 16: ((109, 1024, 6144), (113, 6144, 512))}
+ROUTED = {
+    tokens: ((reached(tokens, 9), 1024, 6144), (reached(9 * tokens, 1), 6144, 512)) for tokens in (1, 16, 64)
+}  # fmt: skip
 
 
 def read_alone(*weights: tuple[int, int, int], bits: int) -> float:
@@ -108,8 +116,26 @@ def test_times_of_reading_are_those_of_the_kernels_that_read(tokens: int) -> Non
     assert all(sizes[call] == math.prod(map(int, call.shape.split(",")[1:])) for call in told if call.op == "fp8_gemm")
     call = bench.Call("grouped_swiglu_mxfp8", f"{tokens},1024,6144,257,9")
     us = told[call]
-    assert sizes[call] == sum(experts * n * k * 33 // 32 for experts, n, k in ROUTED[tokens])
     assert us == pytest.approx(sum(read_alone((e, n * 33, k // 32), bits=8) for e, n, k in ROUTED[tokens]), abs=0.011)
+
+
+def test_weights_that_are_read_are_those_of_the_experts_that_a_line_reaches() -> None:
+    sizes = {cell.calls[0].shape: cell.read_bytes for cell in bench.CELLS if cell.calls[0].op == "grouped_swiglu_mxfp8"}
+    for tokens, weights in ROUTED.items():
+        told = sum(experts * n * k * 33 // 32 for experts, n, k in weights)
+        assert sizes.pop(f"{tokens},1024,6144,257,9") == told
+    assert not sizes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k"), [(1, 257, 9), (16, 257, 9), (64, 257, 9), (576, 257, 1), (4, 8, 2)]
+)
+def test_a_routing_reaches_as_many_experts_as_routings_do_on_average(tokens: int, experts: int, top_k: int) -> None:
+    """A draw that is 2 standard deviations off is 4 % of the weights of 64 tokens."""
+    ids, mean = routed(tokens, experts, top_k), experts * (1 - (1 - top_k / experts) ** tokens)
+    assert ids.shape == (tokens, top_k) and ids.dtype == torch.int32 and ids.min() >= 0 and ids.max() < experts
+    assert all(len(row.unique()) == top_k for row in ids)
+    assert abs(len(ids.unique()) - mean) <= 0.5
 
 
 def test_a_report_on_the_emulator_is_modelled_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

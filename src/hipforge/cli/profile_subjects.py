@@ -14,7 +14,7 @@ import click
 import hipforge
 from hipforge import archs, ops, shapes
 from hipforge.cli.operands import SUBJECTS as SUBJECTS
-from hipforge.cli.operands import Subject, e4m3, mxfp8, normal, of_experts
+from hipforge.cli.operands import Subject, e4m3, mxfp8, normal, of_experts, routed
 from hipforge.cli.options import REGISTER_OPTION
 from hipforge.cli.subjects_more import MORE
 from hipforge.errors import ConfigError, HipforgeError, did_you_mean
@@ -43,8 +43,7 @@ def _grouped(op: str) -> Callable[[int, int, int, int, int], partial[Any]]:
         from hipforge.ops.moe import DEFAULT_BLOCK_M
         from hipforge.ops.reference.moe import moe_align_block_size
 
-        routing = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(2))
-        slots = moe_align_block_size(routing.topk(top_k, dim=1).indices.int(), DEFAULT_BLOCK_M, experts)
+        slots = moe_align_block_size(routed(tokens, experts, top_k), DEFAULT_BLOCK_M, experts)
         weights = of_experts(experts, *mxfp8(n, k, seed=1, scale=0.1))
         named: dict[str, Any] = {"num_valid_tokens": tokens * top_k, "block_m": DEFAULT_BLOCK_M, "a_div": top_k}
         if op == "grouped_gemm_mxfp8":
