@@ -22,7 +22,14 @@ from hipforge.ops.core.stub import stub
 from hipforge.ops.gate_up_split import MX_FP8, Problem, split_of_problem
 from hipforge.ops.mxfp8_grouped_gemm import grouped_mxfp8_linear
 from hipforge.ops.mxfp8_grouped_gemm.family import GROUPED
-from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, pass_stream, row_stream, tiles, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels import (
+    launch_aligned,
+    pass_stream,
+    row_stream,
+    tile_stream,
+    tiles,
+    wave_split,
+)
 from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, Operands
 from hipforge.ops.swiglu_fp8 import swiglu_mxfp8
 
@@ -93,6 +100,7 @@ FUSED = {
     wave_split.KERNEL: GateUp(KERNEL, split_configuration, partial(launch_split, mxfp8_gate_up_out)),
     pass_stream.KERNEL: GateUp("mxfp8_gate_up_pass_stream", pass_stream.of_gate_up, pass_stream.launch_gate_up),
     row_stream.KERNEL: GateUp("mxfp8_gate_up_row_stream", row_stream.of_gate_up, row_stream.launch_gate_up),
+    tile_stream.KERNEL: GateUp("mxfp8_gate_up_tile_stream", tile_stream.of_gate_up, tile_stream.launch_gate_up),
     tiles.KERNEL: GateUp("mxfp8_gate_up_tiles", tiles.of_gate_up, tiles.launch_gate_up),
 }
 """By the name of the grouped GEMM's kernel; where it has none, the activation is a launch of its own."""

@@ -15,7 +15,7 @@ import faulthandler
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_gemm.kernels.half_tiles import HALF_TILES
 from hipforge.ops.mxfp8_gemm.kernels.ring_tiles import RING_TILES
 from hipforge.ops.mxfp8_grouped_gemm import token
-from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
+from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tile_stream, tiles
 from hipforge.ops.norm_router import residual_rms_mxfp8_router
 from hipforge.ops.reference import quantize_kv_int4
 from hipforge.ops.reference.attention import quantize_kv_fp8
@@ -278,27 +278,44 @@ def experts() -> None:
         hipforge.fused_moe_mxfp8(rows(torch.bfloat16, tokens, hidden), *weights, *chosen)
 
 
-def grouped() -> None:
-    """Every configuration of the grouped kernels, and of those with SwiGLU."""
-    shapes = (5, 3, 7, 192, 1024), (40, 2, 3, 64, 288), (5, 2, 3, 64, 3072)
+def grouped_calls(
+    shapes: Sequence[tuple[int, ...]], configurations: Sequence[dict[str, int]]
+) -> Iterator[tuple[Any, ...]]:
+    """Run configurations of grouped kernels; yield the operands of gate and up with SwiGLU, both layouts of rows."""
     for of in (test_mxfp8_grouped_gemm.case(*shape) for shape in shapes):
         bias, weights = torch.randn(of.w.shape[:2], device=DEVICE), torch.rand(of.slots, device=DEVICE)
         for given in ((None, None), (bias, weights)):
-            for _ in test_mxfp8_grouped_gemm.runs(of, *given):
+            for _ in test_mxfp8_grouped_gemm.runs(of, *given, configurations):
                 pass
         n, k = of.w.shape[1:]
         sizes = len(of.w), n, k, of.slots, of.a.shape[0], of.a_div, of.block_m
         out = torch.empty(of.slots, n // 2, device=DEVICE, dtype=torch.float8_e4m3fn)
         scales = torch.empty(of.slots, n // 64, device=DEVICE, dtype=torch.uint8)
         for interleaved in (False, True):
-            operands = out, scales, *of.operands, bias, *sizes, 1.702, 1.0, 7.0, interleaved
-            for count in row_stream.ROWS:
-                row_stream.launch_gate_up(*operands, rows=count, blocks=132)
-            for slots in tiles.SLOTS:
-                tiles.launch_gate_up(*operands, slots=slots)
-            for count in row_stream.SHARERS:
-                if count >= pass_stream.GATE_UP_SHARERS and pass_stream.steps_refusal(k, count) is None:
-                    pass_stream.launch_gate_up(*operands, sharers=count, blocks=132)
+            yield out, scales, *of.operands, bias, *sizes, 1.702, 1.0, 7.0, interleaved
+
+
+def grouped() -> None:
+    """Every configuration of the grouped kernels but one, and of those with SwiGLU."""
+    kernels = test_mxfp8_grouped_gemm
+    shapes = (5, 3, 7, 192, 1024), (40, 2, 3, 64, 288), (5, 2, 3, 64, 3072)
+    for operands in grouped_calls(shapes, (*kernels.PASSES, *kernels.STREAMS, *kernels.TILED)):
+        k = operands[4].shape[-1]
+        for count in row_stream.ROWS:
+            row_stream.launch_gate_up(*operands, rows=count, blocks=132)
+        for slots in tiles.SLOTS:
+            tiles.launch_gate_up(*operands, slots=slots)
+        for count in row_stream.SHARERS:
+            if count >= pass_stream.GATE_UP_SHARERS and pass_stream.steps_refusal(k, count) is None:
+                pass_stream.launch_gate_up(*operands, sharers=count, blocks=132)
+
+
+def tile_stream_calls() -> None:
+    """Every configuration of the grouped kernel that streams tiles, with groups of each number of columns."""
+    shapes = (5, 3, 7, 192, 1024), (150, 2, 3, 64, 256), (40, 2, 2, 64, 640, 2, 16)
+    for operands in grouped_calls(shapes, test_mxfp8_grouped_gemm.TILES_STREAMED):
+        for slots in tile_stream.SLOTS:
+            tile_stream.launch_gate_up(*operands, slots=slots, blocks=7)
 
 
 def attention(dtype: torch.dtype, half: torch.dtype) -> None:
@@ -343,6 +360,7 @@ def _packed(
 def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
     found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
+    found |= {"tile_stream": tile_stream_calls}
     found |= {"made_of_sums": made_of_sums}
     found |= {f"ring_tiles-{tile}": partial(ring_tiles, tile) for tile in RING_TILES.parameters["tile"]}
     found |= {f"half_tiles-{tile}": partial(half_tiles, tile) for tile in HALF_TILES.parameters["tile"]}

@@ -33,10 +33,10 @@ EVERY = Path(__file__).with_name("every_kernel.py")
 # csrc/mxfp8_grouped_gemm/nvidia/token_down_kernel.h).
 FOR_RACECHECK = {**ENVIRONMENT, "NVCC_APPEND_FLAGS": "-DHF_FOR_RACECHECK"}
 # Parts that launch them, and their modules.
-PARTS_FOR_RACECHECK = "products", "ring_tiles", "span_tiles", "half_tiles", "made"
+PARTS_FOR_RACECHECK = "products", "ring_tiles", "span_tiles", "half_tiles", "tile_stream", "made"
 BUILT_FOR_RACECHECK = [
     *(f"module_mxfp8_gemm_{name}" for name in ("half_tiles", "ring_tiles", "row_stream", "span_tiles")),
-    "module_mxfp8_grouped_gemm_token_passes",
+    *(f"module_mxfp8_grouped_gemm_{name}" for name in ("tile_stream", "token_passes")),
     "module_mx_quantize",
 ]
 BARRIERS = 512  # in shared memory: synccheck loses count of as many as these kernels have unless it is told

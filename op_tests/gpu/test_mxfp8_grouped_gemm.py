@@ -14,8 +14,13 @@ from gpu.test_mxfp8_gemm import BOUND, values
 from hipforge import devices
 from hipforge.errors import GuardError
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
-from hipforge.ops.mxfp8_grouped_gemm import mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, mxfp8_grouped_tiles
-from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles
+from hipforge.ops.mxfp8_grouped_gemm import (
+    mxfp8_grouped_pass_stream,
+    mxfp8_grouped_row_stream,
+    mxfp8_grouped_tile_stream,
+    mxfp8_grouped_tiles,
+)
+from hipforge.ops.mxfp8_grouped_gemm.kernels import BY_NAME, pass_stream, row_stream, tile_stream, tiles
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import ROWS, SHARERS, WARPS
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import SLOTS
 
@@ -26,6 +31,8 @@ pytestmark = pytest.mark.skipif(
 STREAMS = [{"rows": rows, "sharers": sharers, "blocks": 132} for rows, sharers in itertools.product(ROWS, SHARERS)]
 TILED = [{"slots": slots} for slots in SLOTS]
 PASSES = [{"sharers": sharers, "blocks": 132} for sharers in SHARERS]
+TILES_STREAMED = [{"slots": slots, "blocks": 132} for slots in tile_stream.SLOTS]
+EVERY = *PASSES, *STREAMS, *TILED, *TILES_STREAMED
 
 
 class Case(NamedTuple):
@@ -83,11 +90,11 @@ def exact(of: Case, bias: torch.Tensor | None = None, weights: torch.Tensor | No
     return out
 
 
-def runs(of: Case, bias=None, weights=None):
+def runs(of: Case, bias=None, weights=None, configurations=EVERY):
     """Every configuration that takes the shape, with its result, which starts as NaN."""
     key = of.slots, *of.w.shape[1:], of.a_div, int(weights is not None)
-    for given in (*PASSES, *STREAMS, *TILED):
-        if "slots" not in given and "rows" not in given and pass_stream.STREAM.needs(given, key, "sm_90") is not None:
+    for given in configurations:
+        if BY_NAME[kernel_of(given).__name__].needs(given, key, "sm_90") is not None:
             continue
         out = torch.full((of.slots, of.w.shape[1]), float("nan"), device="cuda", dtype=torch.bfloat16)
         yield given, kernel_of(given)(*of.operands, out, of.slots, of.a_div, of.block_m, weights, bias, **given)
@@ -95,16 +102,17 @@ def runs(of: Case, bias=None, weights=None):
 
 def kernel_of(given):
     """The raw op of a configuration."""
-    if "rows" in given:
-        return mxfp8_grouped_row_stream
-    return mxfp8_grouped_tiles if "slots" in given else mxfp8_grouped_pass_stream
+    if "slots" in given:
+        return mxfp8_grouped_tile_stream if "blocks" in given else mxfp8_grouped_tiles
+    return mxfp8_grouped_row_stream if "rows" in given else mxfp8_grouped_pass_stream
 
 
 # (tokens, choices, experts, N, K): few and many slots of an expert; odd sizes; K of no whole step.
 CASES = [
     (1, 8, 128, 1536, 2048), (3, 2, 5, 77, 2880), (16, 4, 32, 1000, 96), (40, 4, 6, 130, 1056), (64, 8, 16, 512, 768),
-    (200, 2, 3, 48, 512), (5, 3, 7, 80, 4096), (3, 8, 11, 192, 3072), (20, 4, 9, 48, 6144), (4, 8, 20, 256, 1536),
-    (2, 2, 4, 32, 128),
+    (200, 2, 3, 48, 512), (200, 3, 4, 144, 1024, 3, 128), (100, 2, 5, 64, 384, 2, 16),
+    (1200, 2, 5, 48, 256, 2, 4), (5, 3, 7, 80, 4096), (3, 8, 11, 192, 3072), (20, 4, 9, 48, 6144),
+    (4, 8, 20, 256, 1536), (2, 2, 4, 32, 128),
 ]  # fmt: skip
 
 
@@ -137,7 +145,8 @@ def test_the_public_op_takes_the_shapes_of_models_by_a_kernel(shape) -> None:
 
 
 GATE_UPS = [
-    (1, 8, 128, 1536, 2048), (5, 3, 7, 192, 2880), (64, 4, 8, 128, 768), (3, 4, 6, 128, 4096), (9, 4, 5, 64, 3072),
+    (1, 8, 128, 1536, 2048), (5, 3, 7, 192, 2880), (64, 4, 8, 128, 768), (150, 2, 3, 192, 640), (3, 4, 6, 128, 4096),
+    (9, 4, 5, 64, 3072),
 ]  # fmt: skip
 
 
@@ -165,7 +174,8 @@ def test_gate_and_up_with_their_epilogue_are_those_of_two_launches(shape, interl
             if "rows" in given:
                 row_stream.launch_gate_up(q, q_scales, *operands, rows=given["rows"], blocks=given["blocks"])
             else:
-                (tiles if "slots" in given else pass_stream).launch_gate_up(q, q_scales, *operands, **given)
+                of_kernel = pass_stream if "slots" not in given else tile_stream if "blocks" in given else tiles
+                of_kernel.launch_gate_up(q, q_scales, *operands, **given)
             assert torch.equal(q_scales, want_scales), given
             assert torch.equal(q.view(torch.uint8), want_q.view(torch.uint8)), given
     taken = hipforge.explain(grouped_swiglu_mxfp8, *parts.operands, parts.slots, parts.block_m, parts.a_div)
@@ -286,6 +296,8 @@ def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
     ):
         with pytest.raises(GuardError, match=match):
             mxfp8_grouped_pass_stream(*case(1, 1, 2, 64, k).operands, out, *sizes, sharers=sharers)
-    for kernel in (mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, mxfp8_grouped_tiles):
+    with pytest.raises(GuardError, match="X of 48 slots with K = 4096 leaves no room for W"):
+        mxfp8_grouped_tile_stream(*case(1, 1, 2, 64, 4096).operands, out, *sizes, slots=48)
+    for kernel in (mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, mxfp8_grouped_tile_stream, mxfp8_grouped_tiles):
         with pytest.raises(GuardError, match="out has 32 elements; 1 slots of N = 64 columns need 64"):
             kernel(*of.operands, out[:, :32].contiguous(), *sizes)

@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 from hipforge.errors import GuardError
 from hipforge.ops.core.kernel import Kernel, best
 from hipforge.ops.moe_gate_up import FUSED
-from hipforge.ops.mxfp8_grouped_gemm import family, mxfp8_grouped_pass_stream, mxfp8_grouped_row_stream, token
-from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS, pass_stream
+from hipforge.ops.mxfp8_grouped_gemm import (
+    family,
+    mxfp8_grouped_pass_stream,
+    mxfp8_grouped_row_stream,
+    mxfp8_grouped_tile_stream,
+    token,
+)
+from hipforge.ops.mxfp8_grouped_gemm.kernels import KERNELS, pass_stream, tile_stream
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import MOST_SLOTS, STREAM, loads, sharers_for
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import TILES
 
 HOPPER, UNITS = "sm_90", 132
-PASSES = pass_stream.STREAM
+PASSES, STREAMED = pass_stream.STREAM, tile_stream.STREAM
 
 
 def problem(slots: int, experts: int, n: int, k: int) -> SimpleNamespace:
@@ -31,11 +37,11 @@ def problem(slots: int, experts: int, n: int, k: int) -> SimpleNamespace:
 )  # fmt: skip
 def test_every_shape_has_a_default_and_every_candidate_is_accepted(slots: int, experts: int, n: int, k: int) -> None:
     cell = problem(slots, experts, n, k)
-    assert best(KERNELS, cell, HOPPER, UNITS).kernel in (PASSES.name, STREAM.name, TILES.name)
-    for kernel in (PASSES, STREAM, TILES):
+    assert best(KERNELS, cell, HOPPER, UNITS).kernel in (PASSES.name, STREAM.name, STREAMED.name, TILES.name)
+    for kernel in (PASSES, STREAM, STREAMED, TILES):
         for us, configuration in kernel.default(cell, HOPPER, UNITS):
             assert us > 0 and kernel.needs(configuration, cell.key, HOPPER) is None
-        if slots <= MOST_SLOTS or kernel is TILES:
+        if slots <= MOST_SLOTS or kernel in (STREAMED, TILES):
             for configuration in kernel.candidates(cell, HOPPER):
                 assert kernel.needs(configuration, cell.key, HOPPER) is None
 
@@ -43,15 +49,18 @@ def test_every_shape_has_a_default_and_every_candidate_is_accepted(slots: int, e
 @pytest.mark.parametrize(
     ("slots", "n", "k", "kernel"),
     [
-        (8, 1536, 2048, PASSES), (64, 1536, 2048, PASSES), (64, 3072, 4096, PASSES), (64, 1536, 2880, STREAM),
-        (64, 1544, 2048, STREAM), (64, 1536, 4352, STREAM), (4, 1536, 6144, STREAM), (1024, 1536, 2048, STREAM),
-        (1 << 15, 1536, 2048, TILES),
+        (8, 1536, 2048, PASSES), (64, 1536, 2048, PASSES), (8, 2048, 768, PASSES), (64, 1536, 2880, STREAM),
+        (64, 1544, 2048, STREAM), (4, 1536, 6144, STREAM), (1024, 1544, 2048, STREAM), (64, 2048, 768, STREAMED),
+        (512, 1536, 2048, STREAMED), (2048, 1536, 2048, STREAMED), (4096, 2048, 768, STREAMED),
+        (1 << 15, 1536, 2048, STREAMED), (1 << 15, 1536, 2880, TILES),
     ],
 )  # fmt: skip
-def test_few_slots_of_an_expert_stream_and_many_take_tiles(slots: int, n: int, k: int, kernel: Kernel) -> None:
+def test_slots_are_streamed_by_a_kernel_that_takes_them_or_in_tiles(slots: int, n: int, k: int, kernel: Kernel) -> None:
     choice = best(KERNELS, problem(slots, 128, n, k), HOPPER, UNITS)
     assert choice.kernel == kernel.name
     assert choice.configuration.get("rows") == (None if kernel is not STREAM else 16 if slots == 1024 else 8)
+    if kernel is STREAMED:
+        assert choice.configuration["slots"] == (16 if slots <= 512 else 32 if slots == 2048 else 48)
     assert choice.kernel in FUSED  # gate and up have their epilogue
 
 
@@ -108,6 +117,19 @@ def test_what_passes_do_not_take_is_refused_with_the_reason() -> None:
         assert "K of a multiple of 128, at most 4096" in PASSES.needs({**few, "sharers": 16}, (8, 64, k), HOPPER)
     with pytest.raises(GuardError, match="sharers must be 1, 2, 4, 8 or 16; got 3"):
         mxfp8_grouped_pass_stream(*[torch.empty(0)] * 8, 1, 1, 64, sharers=3)
+
+
+def test_what_streams_tiles_has_room_for_x_and_two_stages_of_w_or_says_why_not() -> None:
+    few = {"slots": 32, "blocks": 132}
+    assert STREAMED.needs(few, (8, 64, 768), HOPPER) is None
+    assert "N of a multiple of 16" in STREAMED.needs(few, (8, 72, 768), HOPPER)
+    assert "K of a multiple of 128" in STREAMED.needs(few, (8, 64, 800), HOPPER)
+    for slots, most in ((16, 7168), (32, 4096), (48, 2048)):
+        assert STREAMED.needs({**few, "slots": slots}, (4096, 64, most), HOPPER) is None
+        assert "X leaves no room for W" in STREAMED.needs({**few, "slots": slots}, (4096, 64, most + 1024), HOPPER)
+    assert "X leaves no room for W" in STREAMED.needs(few, (1 << 22, 64, 2048), HOPPER)
+    with pytest.raises(GuardError, match="slots must be 16, 32 or 48; got 64"):
+        mxfp8_grouped_tile_stream(*[torch.empty(0)] * 8, 1, 1, 64, slots=64)
 
 
 @pytest.mark.parametrize(

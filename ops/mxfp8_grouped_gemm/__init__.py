@@ -26,7 +26,8 @@ Dispatch of :func:`grouped_gemm_mxfp8`, in this order:
 
 gfx942 has no table: wave_split computes every problem past 3 whose payloads are both float8_e4m3fnuz. Nor has sm_90: a
 kernel that streams W takes few slots of an expert, in passes (:func:`mxfp8_grouped_pass_stream`) or, where those do not
-take K or N, row by row (:func:`mxfp8_grouped_row_stream`); one in tiles takes the others.
+take K or N, row by row (:func:`mxfp8_grouped_row_stream`); one that streams tiles of it takes more
+(:func:`mxfp8_grouped_tile_stream`), and one in tiles the others.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from hipforge.ops.mxfp8_grouped_gemm.kernels import launch, smallm_mxfp8_moe_gro
 from hipforge.ops.mxfp8_grouped_gemm.kernels.pass_stream import mxfp8_grouped_pass_stream, mxfp8_grouped_pass_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.row_stream import mxfp8_grouped_row_stream, mxfp8_grouped_row_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream, mxfp8_grouped_stream_out
+from hipforge.ops.mxfp8_grouped_gemm.kernels.tile_stream import mxfp8_grouped_tile_stream, mxfp8_grouped_tile_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.tiles import mxfp8_grouped_tiles, mxfp8_grouped_tiles_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands, check_indices, grouped_mm
@@ -66,6 +68,8 @@ __all__ = [
     "mxfp8_grouped_split_out",
     "mxfp8_grouped_stream",
     "mxfp8_grouped_stream_out",
+    "mxfp8_grouped_tile_stream",
+    "mxfp8_grouped_tile_stream_out",
     "mxfp8_grouped_tiles",
     "mxfp8_grouped_tiles_out",
     "smallm_mxfp8_moe_grouped_gemm",

@@ -8,28 +8,24 @@
 //                  +-----------+                  Neighbouring blocks have neighbouring slots: those of one expert read the same
 //                                                 rows of W at the same time.
 //
-// With GATE_UP the 16 rows of a warp are 8 of the gate and the 8 of up, so that a thread has both of a result; the four warps of a
-// group have the 32 results of an MX block, whose largest they tell each other.
+// tile_results.h has what happens to its sums; with GATE_UP the 16 rows of a warp are 8 of the gate and the 8 of up.
 //
 // Bytes moved: N K (1 + 1/32) of W for each SLOTS slots of a tile, of memory once; N / 128 times K (1 + 1/32) of each slot's X,
 // from L2; 2 N per slot written. Bound: W over the memory's bandwidth for few slots of an expert, else as in wgmma_tile.h.
 #pragma once
 
-#include "../../mxfp8_gemm/nvidia/wgmma_tile.h"
-#include "hipforge/device/wave.h"
-#include "problem.h"
+#include "tile_results.h"
 
 namespace hf::moe {
 
 template <int SLOTS>
 using Tile = wgmma_tiles::Layout<2, 1, SLOTS, SLOTS == 32 ? 5 : 4>;
 constexpr int kBlocksHeld = 2;  // by a multiprocessor
-constexpr int kTileRows = Tile<32>::kRows, kGroupResults = wgmma_tiles::kGroupRows / 2;
+constexpr int kTileRows = Tile<32>::kRows;
 constexpr int64_t kMostTileK = int64_t{1} << 24, kMostTileN = int64_t{65535} * kTileRows;
 // With the tables of the kernel below and 1 KiB that each block reserves.
 static_assert(kBlocksHeld * (Tile<32>::kBytes + 4 * 1024) <= kMostShared);
 static_assert(kBlocksHeld * (Tile<64>::kBytes + 4 * 1024) <= kMostShared);
-static_assert(kGroupResults == kMxBlock, "a group has gate and up of a block of results");
 
 struct Tiled : Problem {
   bool whole_words;
@@ -49,7 +45,7 @@ struct Gathered {
   }
   /// The row of W of a line, n or more for none. Of a warp's 16 lines the second 8 are up's of the results of the first.
   __device__ __forceinline__ int row_of(int line) const {
-    if (!GATE_UP) return first + line;
+    if (!GATE_UP) return first + row_in_group(line);
     const int result = result_of(line), up = line / 8 % 2;
     return result >= p.n / 2 ? p.n : p.activation.interleaved ? 2 * result + up : result + up * (p.n / 2);
   }
@@ -69,10 +65,10 @@ struct Gathered {
 template <int SLOTS, bool GATE_UP>
 __global__ void __launch_bounds__(Tile<SLOTS>::kThreads, kBlocksHeld) mxfp8_grouped_tiles(const Tiled p) {
   using L = Tile<SLOTS>;
-  constexpr int kSums = SLOTS / 2, kValues = SLOTS / 4;
   extern __shared__ uint8_t unaligned[];
-  __shared__ int ids[SLOTS], rows[SLOTS];
-  __shared__ uint32_t largest[L::kGroupsM][4][SLOTS];
+  __shared__ Slots<SLOTS> slots;
+  __shared__ int rows[SLOTS];
+  __shared__ uint32_t largest[L::kGroupsM][4 * SLOTS];
   const wgmma_tiles::Place<L> place;
   let_next_start();
   wait_for_predecessor();
@@ -85,53 +81,18 @@ __global__ void __launch_bounds__(Tile<SLOTS>::kThreads, kBlocksHeld) mxfp8_grou
   if (place.thread < SLOTS) {
     const int at = part * SLOTS + place.thread, id = at < p.block_m ? p.sorted_ids[size_t(tile) * p.block_m + at] : -1;
     there = p.is_slot(id);
-    ids[place.thread] = there ? id : -1;
+    slots.set(p, place.thread, there ? id : -1);
     rows[place.thread] = there ? static_cast<int>(p.a_div.quotient(id)) : -1;
   }
   if (!__syncthreads_or(there)) return;
 
   const int first = static_cast<int>(blockIdx.y) * (GATE_UP ? kTileRows / 2 : kTileRows);
   const Gathered<SLOTS, GATE_UP> lines{p, rows, size_t(expert) * p.n, first};
-  float sums[kSums];
+  float sums[SLOTS / 2];
   wgmma_tiles::multiply_tile<L>(lines, p.k, p.whole_words, unaligned, place, sums);
-  if constexpr (GATE_UP) {
-    const int result = lines.result_of(place.row(0)), gate_row = lines.row_of(place.row(0)), up_row = lines.row_of(place.row(2));
-    if (result >= p.n / 2) return;  // a whole group
-    float values[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const int at = i / 2 * 4 + i % 2;
-      const float gate = p.stored(sums[at], lines.of_expert + gate_row), up = p.stored(sums[at + 2], lines.of_expert + up_row);
-      values[i] = dev::swiglu(gate, up, p.activation);
-      uint32_t most = dev::magnitude_bits(values[i]);
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2) most = dev::larger(most, __shfl_xor_sync(~0u, most, distance));
-      if (place.g == 0) largest[place.group_m][place.warp][place.column(at)] = most;
-    }
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + place.group_m) : "memory");
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      const int column = place.column(i / 2 * 4 + i % 2), id = ids[column];
-      if (id < 0) continue;
-      uint32_t most = 0;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) most = dev::larger(most, largest[place.group_m][w][column]);
-      const uint32_t byte = dev::e4m3_block_scale(most);
-      const size_t at = size_t(id) * (p.n / 2) + result;
-      p.q[at] = dev::encode_mx_e4m3(values[i] * dev::e8m0_inverse(byte), byte);
-      if (place.warp == 0 && place.g == 0) p.q_scales[at / kMxBlock] = static_cast<uint8_t>(byte);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int id = ids[place.column(i)], row = first + place.row(i);
-      if (id < 0 || row >= p.n) continue;
-      float sum = sums[i];
-      if (p.biases) sum += p.biases[lines.of_expert + row];
-      if (p.slot_weights) sum *= p.slot_weights[id];
-      p.out[size_t(id) * p.n + row] = static_cast<dev::bf16>(sum);
-    }
-  }
+  const int of_group = first + place.group_m * (GATE_UP ? kGroupResults : wgmma_tiles::kGroupRows);
+  store_results<GATE_UP>(p, GroupPlace{place.warp, place.g, place.t}, slots, lines.of_expert, of_group, sums, largest[place.group_m],
+                         1 + place.group_m);
 }
 
 /// Launches the kernel on a problem that has its results.

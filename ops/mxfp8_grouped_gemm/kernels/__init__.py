@@ -16,13 +16,13 @@ from hipforge.ops.core.alignment import realigned
 from hipforge.ops.core.checks import require_int
 from hipforge.ops.core.dispatch import Refused
 from hipforge.ops.core.documented import documented_like
-from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tiles, wave_split
+from hipforge.ops.mxfp8_grouped_gemm.kernels import pass_stream, row_stream, tile_stream, tiles, wave_split
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import STREAM
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import WAVE_SPLIT, mxfp8_grouped_split, mxfp8_grouped_split_out
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
 
 # Simplest first: a tuner's ties go to the earlier one.
-KERNELS = (WAVE_SPLIT, STREAM, pass_stream.STREAM, row_stream.STREAM, tiles.TILES)
+KERNELS = (WAVE_SPLIT, STREAM, pass_stream.STREAM, row_stream.STREAM, tile_stream.STREAM, tiles.TILES)
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 SMALLM_ARCH, SMALLM_BLOCK_N = "gfx950", (8, 16)  # of an earlier kernel
 

@@ -34,8 +34,9 @@ ROWS = 8  # slots of an expert that a block multiplies at once
 MOST_K = 4096  # two passes in shared memory
 MOST_STEPS, BEST_STEPS = 3, 2  # of K, of a warp
 GATE_UP_SHARERS = 4  # the fewest, with gate and up
-# Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches.
-START_US, BYTES_PER_US = 4.0, 2.8e6
+# Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches, less with a short K.
+START_US, BYTES_PER_US = 4.0, {True: 2.5e6, False: 2.8e6}
+SHORT_K = 1024
 
 
 def steps_refusal(k: int, sharers: int) -> str | None:
@@ -72,7 +73,7 @@ def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     read = loads(slots, problem.experts, ROWS)
     given = {"sharers": sharers_for(k, read * n / PASS_ROWS / cu_count), "blocks": cu_count}
     if _refusal(given, problem.key, arch) is None:
-        yield START_US + read * n * k / BYTES_PER_US, given
+        yield START_US + read * n * k / BYTES_PER_US[k < SHORT_K], given
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
