@@ -50,6 +50,7 @@ def test_every_shape_has_a_default_and_every_candidate_is_accepted(slots: int, e
     ("slots", "n", "k", "kernel"),
     [
         (8, 1536, 2048, PASSES), (64, 1536, 2048, PASSES), (8, 2048, 768, PASSES), (64, 1536, 2880, STREAM),
+        (64, 1536, 4352, STREAMED), (512, 3072, 4096, STREAMED), (2048, 3072, 4096, STREAMED),
         (64, 1544, 2048, STREAM), (4, 1536, 6144, STREAM), (1024, 1544, 2048, STREAM), (64, 2048, 768, STREAMED),
         (512, 1536, 2048, STREAMED), (2048, 1536, 2048, STREAMED), (4096, 2048, 768, STREAMED),
         (1 << 15, 1536, 2048, STREAMED), (1 << 15, 1536, 2880, TILES),

@@ -52,6 +52,7 @@ namespace hf::moe {
 
 constexpr int kStreamRows = wgmma_tiles::kGroupRows, kStreamStageBytes = kStreamRows * kStep;
 constexpr int kMostRing = 8, kLeastRing = 2, kMostXBuffers = 2;  // stages of a team; groups whose X is there
+constexpr int kAheadOfX = 2;                     // stages of W that a team asks for before X: what is asked for later comes later
 constexpr int kStreamStaticBytes = 10 * 1024;    // of shared memory
 static_assert(kStreamRows == 64 && kStep == 128, "a stage is 64 lines of the 128-byte swizzle");
 
@@ -63,7 +64,7 @@ struct Depth {
 template <int SLOTS, int TEAMS>
 struct StreamMemory {
   static constexpr int kOfTeam = 2 * (kMostRing + 2);  // barriers: full and empty, of stages and of the scales of two passes
-  static constexpr int kBarriers = TEAMS * kOfTeam + 2 * kMostXBuffers;
+  static constexpr int kBarriers = TEAMS * kOfTeam + 2 * kMostXBuffers + 1;
   static constexpr int kXPitch = SLOTS * kStep;  // from step to step
   static_assert(kBarriers <= kThreads, "a thread makes one");
   uint32_t base, barriers, x_bytes, stages_at, scales_at, scale_bytes, x_scales_at, list_at;
@@ -76,6 +77,7 @@ struct StreamMemory {
   /// Of a barrier by its number; of_x: of those who fill a buffer of X.
   static __device__ __forceinline__ int arrivals(int barrier, int of_x) {
     const int of_team = barrier % kOfTeam, of_scales = of_team - 2 * kMostRing;
+    if (barrier == kBarriers - 1) return of_x;
     if (barrier >= TEAMS * kOfTeam) return barrier - TEAMS * kOfTeam < kMostXBuffers ? of_x : TEAMS * 4 * kArrivals;
     const bool filled = of_scales < 0 ? of_team < kMostRing : of_scales < 2;
     return filled ? 1 : 4 * kArrivals;
@@ -90,6 +92,7 @@ struct StreamMemory {
   __device__ __forceinline__ uint32_t scales_empty(int team, int turn) const { return full(team, 2 * kMostRing + 2 + turn); }
   __device__ __forceinline__ uint32_t x_full(int buffer) const { return full(TEAMS, buffer); }
   __device__ __forceinline__ uint32_t x_empty(int buffer) const { return full(TEAMS, kMostXBuffers + buffer); }
+  __device__ __forceinline__ uint32_t x_asked() const { return full(0, kBarriers - 1); }  // for, of the first group
 };
 
 /// A block's part of all passes.
@@ -113,7 +116,7 @@ __device__ __forceinline__ void ask_for_w(const Streamed& p, const CUtensorMap& 
                                           const Group* groups, int team, int teams) {
   const int pitch = p.k / kBlock, of_group = static_cast<int>(p.passes.value);
   const bool split = GATE_UP && !p.activation.interleaved;  // up's rows are n / 2 below the gate's
-  int slot = 0, parity = 1;
+  int slot = 0, parity = 1, ahead = kAheadOfX;
 #pragma unroll 1
   for (int i = team, number = 0; i < share.passes; i += teams, ++number) {
     const int group = p.passes.quotient(share.first + i), in_group = share.first + i - group * of_group, turn = number & 1;
@@ -126,6 +129,7 @@ __device__ __forceinline__ void ask_for_w(const Streamed& p, const CUtensorMap& 
     if (split) copy_run(to + kStreamRows / 2 * pitch, from + size_t(p.n / 2) * pitch, kStreamRows / 2 * pitch, full);
 #pragma unroll 1
     for (int k = 0; k < p.k; k += kStep) {
+      if (ahead >= 0 && ahead-- == 0) wait_phase(memory.x_asked(), 0);
       wait_phase(memory.empty(team, slot), parity);
       arrive_expecting(memory.full(team, slot), kStreamStageBytes);
       const int sixteen = in_group * (kStreamRows / 16);
@@ -171,12 +175,6 @@ __device__ __forceinline__ void gather_x(const Streamed& p, const Memory& memory
     }
     const int count = last < 16 ? 16 : last < 24 ? 24 : last < 32 ? 32 : 48;
     wait_phase(memory.x_empty(buffer), (number >> x_shift & 1) ^ 1);
-    if (loader == 0) {
-#pragma unroll
-      for (int line = 0; line < kLines; ++line)
-        if (line * 32 + lane < SLOTS) columns[buffer].set(p, line * 32 + lane, id[line]);
-      if (lane == 0) columns[buffer].count = count, columns[buffer].expert = of.expert;
-    }
 #pragma unroll 1
     for (int column = loader; column < count; column += LOADERS) {
       const int row = __shfl_sync(~0u, column < 32 ? own[0] : own[kLines - 1], column % 32);
@@ -186,6 +184,7 @@ __device__ __forceinline__ void gather_x(const Streamed& p, const Memory& memory
         copy_async(to + c / 8 * Memory::kXPitch + ((c % 8) ^ (column % 8)) * 16, from + c * 16, row >= 0 ? 16 : 0);
     }
     commit_copies();
+    if (number == 0) arrive(memory.x_asked());
     bool rare = false;
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {
@@ -203,6 +202,12 @@ __device__ __forceinline__ void gather_x(const Streamed& p, const Memory& memory
     }
     rare = __any_sync(~0u, rare);
     if (lane == 0) columns[buffer].rare[loader] = rare;
+    if (loader == LOADERS - 1) {
+#pragma unroll
+      for (int line = 0; line < kLines; ++line)
+        if (line * 32 + lane < SLOTS) columns[buffer].set(p, line * 32 + lane, id[line]);
+      if (lane == 0) columns[buffer].count = count, columns[buffer].expert = of.expert;
+    }
     wait_copies<0>();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads what cp.async wrote
     arrive(memory.x_full(buffer));
@@ -430,7 +435,7 @@ inline void stream_tiles(const Problem& problem, const Operands& given, int64_t 
     const int64_t left = room - int64_t{Memory(0, 0, static_cast<int>(given.k), {0, x_shift}).list_at};
     return static_cast<int>(left < 0 ? 0 : hf::smaller(int64_t{kMostRing}, left / (kTeams * kStreamStageBytes)));
   };
-  const Depth depth = stages(1) >= kLeastRing ? Depth{stages(1), 1} : Depth{stages(0), 0};
+  const Depth depth = stages(1) > kLeastRing ? Depth{stages(1), 1} : Depth{stages(0), 0};
   HF_CHECK(depth.stages >= kLeastRing, "X of ", SLOTS, " slots with K = ", given.k, " leaves no room for W in shared memory: give fewer slots");
   hf::Launch at{static_cast<uint32_t>(blocks), kThreads,
                 static_cast<uint32_t>(Memory(0, 0, static_cast<int>(given.k), depth).list_at + listed * sizeof(Group) + 1024), stream};

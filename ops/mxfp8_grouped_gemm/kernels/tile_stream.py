@@ -31,7 +31,6 @@ TEAMS, LEAST_STAGES = 2, 2
 START_US, K_PER_US = 6.5, 700
 BYTES_PER_US = {16: 3.1e6, 32: 3.05e6, 48: 2.95e6}
 PRODUCTS_PER_US = 6e8
-MOST_K = 3072  # of the default: beyond it few stages of W have room
 
 
 def stages(slots: int, k: int, groups: int) -> int:
@@ -47,7 +46,7 @@ def stages(slots: int, k: int, groups: int) -> int:
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     slots, n, k = problem.key[:3]
-    for at_once in SLOTS if k <= MOST_K else ():
+    for at_once in SLOTS:
         given = {"slots": at_once, "blocks": cu_count}
         if _refusal(given, problem.key, arch) is None:
             read = loads(slots, problem.experts, at_once) * n * k / BYTES_PER_US[at_once]
