@@ -171,7 +171,10 @@ def products() -> None:
 
 def configurations(kernel: str, **chosen: int) -> None:
     """Every configuration of a dense kernel that has the values of ``chosen``; with a bias and without, any K."""
-    for shape, bias in (((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))):
+    shapes = [((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))]
+    if kernel == "row_stream":  # its step for up to 4 rows is another
+        shapes.append(((7, 77, 288), None))
+    for shape, bias in shapes:
         *others, w_scale = test_mxfp8_gemm.operands(*shape)
         for _ in test_mxfp8_gemm.runs(kernel, [*others, in_sixteens(w_scale)], bias, **chosen):
             pass
@@ -229,6 +232,8 @@ def made() -> None:
             row_stream_made.mxfp8_row_stream_norm_out(*parts, *w, None, 1e-6, 0.0, *end)
             gate_up = rows(torch.bfloat16, m, 1024)
             row_stream_made.mxfp8_row_stream_swiglu_out(out, gate_up, *w, None, 1.0, 0.0, torch.inf, *end)
+        for m in (1, 5):
+            x, out = rows(torch.bfloat16, m, 512), rows(torch.bfloat16, m, 77)
             row_stream_made.mxfp8_row_copied_out(out, *hipforge.mxfp8_quantize(x), *w, None, *end)
         for tiles_of_w in token.TILES:
             end = tiles_of_w, sharers, 7, False

@@ -55,7 +55,8 @@ def test_every_default_and_every_candidate_is_accepted(m: int, n: int, k: int) -
 @pytest.mark.parametrize(
     ("key", "kernel"),
     [((1, 2304, 6144), ROW_STREAM), ((2, 28672, 4096), ROW_STREAM), ((3, 28672, 4096), ROW_COPIED),
-     ((8, 24576, 4096), ROW_COPIED), ((8, 28672, 4224), ROW_STREAM), ((8, 6144, 4096), ROW_STREAM),
+     ((8, 24576, 4096), ROW_COPIED), ((8, 28672, 4224), ROW_STREAM), ((8, 6144, 4096), ROW_COPIED),
+         ((3, 4096, 4096), ROW_COPIED), ((2, 4096, 4096), ROW_STREAM), ((8, 5120, 2048), ROW_STREAM),
      ((16, 4096, 4096), ROW_STREAM), ((17, 4096, 4096), SPAN_TILES),
      ((64, 2304, 6144), SPAN_TILES), ((128, 4096, 4096), HALF_TILES), ((256, 2304, 6144), HALF_TILES),
      ((1024, 4096, 4096), HALF_TILES), ((1025, 4096, 4096), RING_TILES), ((256, 2304, 6176), RING_TILES),

@@ -53,16 +53,6 @@ __device__ __forceinline__ uint32_t specials(uint32_t pair) {
   return ((pair & kExponent) == kExponent ? 0xFFFF : 0) | ((pair >> 16 & kExponent) == kExponent ? 0xFFFF0000 : 0);
 }
 
-/// A value that is computed once and kept: the compiler would compute it again where it is used, in every step.
-__device__ __forceinline__ uint32_t kept(uint32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-__device__ __forceinline__ const uint8_t* kept(const uint8_t* address) {
-  asm volatile("" : "+l"(address));
-  return address;
-}
-
 /// Loads that stay where they are written.
 __device__ __forceinline__ uint2 loaded_now(const uint2* from) {
   uint2 value;

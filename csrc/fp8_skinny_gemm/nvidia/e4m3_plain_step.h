@@ -14,7 +14,7 @@ template <int ROWS, int TILES, bool ACCUMULATE, bool ALIGNED>
 class E4m3PlainStep {
  public:
   static constexpr int kRows = ROWS, kTiles = TILES, kStepK = kStep, kLine = kStep;
-  static constexpr bool kAligned = ALIGNED, kScalesX = false, kScalesW = false;
+  static constexpr bool kAligned = ALIGNED, kScalesX = false, kScalesW = false, kKeeps = false;
   static constexpr int kHalves = ROWS / 8, kPairs = Pairs<ROWS, TILES>::kPairs;
   using Sums = typename Pairs<ROWS, TILES>::Sums;
   using Result = dev::f16;
@@ -38,6 +38,8 @@ class E4m3PlainStep {
 #pragma unroll
     for (int b = 0; b < 4; ++b) load_block(k0, b);
   }
+
+  static __device__ __forceinline__ PassRows rows(const PassRows& of) { return of; }
 
   /// Adds the products of the step at k0 once `arrived` says that W is here, and asks for X of the step at `next` unless it is -1.
   template <class Arrived>

@@ -23,7 +23,8 @@
 namespace {
 
 using namespace hf::router;
-using hf::made_stream::Chunk, hf::made_stream::kChunk, hf::made_stream::Norm, hf::made_stream::SharedX;
+using hf::made_stream::Chunk, hf::made_stream::high_of, hf::made_stream::kChunk, hf::made_stream::low_of, hf::made_stream::Norm;
+using hf::made_stream::rounded_pair, hf::made_stream::SharedX;
 using Weight = HF_ELEMENT(HF_WEIGHT);
 constexpr int kTile = 4;   // experts of a block
 constexpr int kWarps = 8;  // that share H
@@ -65,13 +66,14 @@ __global__ void __launch_bounds__(THREADS, 1) norm_router(const Norm all_tokens,
   hf::wait_for_predecessor();
   auto loaded = norm.load<THREADS>(1, hidden);
   const SharedX codes{q + row, q_scales + row / hf::kMxBlock, 0, 0};
-  norm.make_each<THREADS>(weights, loaded, 1, hidden, meeting, gridDim.x - 1, [&](int, int chunk, const float (&values)[kChunk]) {
-    if (stores) return codes.store(0, chunk, values);
+  const auto take = [&](int, int chunk, const float (&values)[kChunk], bool has) {
+    if (stores) return codes.store(0, chunk, values, has);
     Chunk rounded;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) rounded[i] = static_cast<hf::dev::bf16>(values[i]);
-    y[chunk] = rounded;
-  });
+    for (int i = 0; i < kChunk / 2; ++i) rounded[i] = rounded_pair(values[2 * i], values[2 * i + 1]);
+    if (has) y[chunk] = rounded;
+  };
+  norm.make_each<THREADS>(weights, loaded, 1, hidden, meeting, gridDim.x - 1, take);
   if (stores) return;
   __syncthreads();
   float sums[kExperts] = {};
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, 1) norm_router(const Norm all_tokens,
 #pragma unroll
     for (int i = 0; i < kPiece; ++i)
 #pragma unroll
-      for (int e = 0; e < kExperts; ++e) sums[e] = __builtin_fmaf(here[e][i], static_cast<float>(x[i]), sums[e]);
+      for (int e = 0; e < kExperts; ++e) sums[e] = __builtin_fmaf(here[e][i], i % 2 ? high_of(x[i / 2]) : low_of(x[i / 2]), sums[e]);
   }
 #pragma unroll
   for (int e = 0; e < kExperts; ++e) {

@@ -98,7 +98,7 @@ template <class X, int ROWS, int TILES, bool ALIGNED>
 class E2m1Step {
  public:
   static constexpr int kRows = ROWS, kTiles = TILES, kStepK = kStep, kLine = kStepK / 2;
-  static constexpr bool kAligned = ALIGNED, kScalesX = X::kScaled, kScalesW = true;
+  static constexpr bool kAligned = ALIGNED, kScalesX = X::kScaled, kScalesW = true, kKeeps = false;
   using Result = dev::bf16;
   static constexpr int kHalves = ROWS / 8, kPairs = Pairs<ROWS, TILES>::kPairs;
   using Sums = typename Pairs<ROWS, TILES>::Sums;
@@ -123,6 +123,8 @@ class E2m1Step {
     for (int b = 0; b < 4; ++b) load_block(k0, b);
     load_scales(k0);
   }
+
+  static __device__ __forceinline__ PassRows rows(const PassRows& of) { return of; }
 
   /// Adds the products of the step at k0 once `arrived` says that W is here, and asks for X of the step at `next` unless it is -1.
   template <class Arrived>

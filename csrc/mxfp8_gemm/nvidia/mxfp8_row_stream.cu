@@ -44,9 +44,16 @@ void mxfp8_row_stream_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   hf::Launch at{dim3(static_cast<uint32_t>(blocks), static_cast<uint32_t>(hf::ceil_div(shape.m, HF_ROWS))), L::kThreads,
                 static_cast<uint32_t>(most), stream};
   at.programmatic = programmatic;
-#if HF_TILES != 3
-  if (shape.k % kStep != 0) return hf::launch(row_stream<E4m3Step<HF_ROWS, HF_TILES, false>>, at, problem);
+  const auto with = [&](auto aligned) {
+    constexpr bool kAligned = decltype(aligned)::value;
+#if HF_ROWS == 8
+    if (shape.m <= kFewRows) return hf::launch(row_stream<E4m3Step<HF_ROWS, HF_TILES, kAligned, kFewRows>>, at, problem);
 #endif
-  hf::launch(row_stream<E4m3Step<HF_ROWS, HF_TILES, true>>, at, problem);
+    hf::launch(row_stream<E4m3Step<HF_ROWS, HF_TILES, kAligned>>, at, problem);
+  };
+#if HF_TILES != 3
+  if (shape.k % kStep != 0) return with(std::false_type{});
+#endif
+  with(std::true_type{});
 }
 HF_EXPORT(mxfp8_row_stream_out);

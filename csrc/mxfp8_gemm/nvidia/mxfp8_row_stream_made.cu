@@ -51,8 +51,11 @@ void mxfp8_row_copied_out(Tensor out, Tensor Xq, Tensor Xs, Tensor Wq, Tensor Ws
   const int64_t m = Xq.size(0), k = Wq.size(1);
   hf::check_operand(Xs, "Xs", hf::kE8m0, {m, k / hf::kMxBlock}, hf::mxfp8::kPerBlock, {4});
   HF_CHECK(m * k <= Copied::most_bytes(L::kThreads), "M K must be at most ", Copied::most_bytes(L::kThreads), "; got ", Xq);
-  const Copied source{Xq.data<uint8_t>(), Xs.data<uint8_t>()};
-  run(out, Xq, 1, Wq, Ws, bias, tiles, sharers, blocks, programmatic, source, stream);
+  const auto from = [&](const auto& source) {
+    run(out, Xq, 1, Wq, Ws, bias, tiles, sharers, blocks, programmatic, source, stream);
+  };
+  if (m <= kFewRows) return from(CopiedOf<kFewRows>{Xq.data<uint8_t>(), Xs.data<uint8_t>()});
+  from(Copied{Xq.data<uint8_t>(), Xs.data<uint8_t>()});
 }
 HF_EXPORT(mxfp8_row_copied_out);
 

@@ -49,8 +49,8 @@ void mxfp8_row_stream_send_out(Tensor buffer, Tensor Xq, Tensor Xs, Tensor Wq, T
   HF_CHECK(Xq.size(1) == k, "Xq must have K = ", k, " columns; got ", Xq);
   hf::check_operand(Xs, "Xs", hf::kE8m0, {m, k / hf::kMxBlock}, hf::mxfp8::kPerBlock, {4});
   const SentRows place{group_of(buffer, addresses, rank, m, Wq.size(0))};
-  run(nullptr, Xq.data<uint8_t>(), Xs.data<uint8_t>(), m, Wq, Ws, bias, buffer, tiles, sharers, blocks, programmatic, Codes{}, place,
-      stream);
+  run(nullptr, Xq.data<uint8_t>(), Xs.data<uint8_t>(), m, Wq, Ws, bias, buffer, tiles, sharers, blocks, programmatic,
+      CodesOf<kFewRows>{}, place, stream);
 }
 HF_EXPORT(mxfp8_row_stream_send_out);
 
@@ -82,12 +82,12 @@ void mxfp8_row_stream_summed_norm_out(Tensor out, Tensor sum_out, Tensor buffer,
   hf::check_not_in_place({sum_out, "sum_out"}, {{residual, "residual"}});
   HF_CHECK(polls >= 1 && polls < INT64_C(1) << 32, "polls must be 1 to 2^32 - 1; got ", polls);
   check_norm(m, k, epsilon, weight_offset);
-  SummedNorm source;
-  static_cast<Norm&>(source) = {nullptr, residual.data<const hf::dev::bf16>(), norm_weight.data<const hf::dev::bf16>(),
-                                sum_out.data<hf::dev::bf16>(), static_cast<float>(epsilon), static_cast<float>(weight_offset)};
-  source.group = group_of(buffer, addresses, rank, m, k);
-  source.polls = static_cast<uint32_t>(polls);
-  run(out.data<hf::dev::bf16>(), nullptr, nullptr, m, Wq, Ws, bias, out, tiles, sharers, blocks, programmatic, source, OneMatrix{},
-      stream);
+  in_few_chunks(m, k, [&](auto norm) {
+    norm = {nullptr, residual.data<const hf::dev::bf16>(), norm_weight.data<const hf::dev::bf16>(), sum_out.data<hf::dev::bf16>(),
+            static_cast<float>(epsilon), static_cast<float>(weight_offset)};
+    const SummedNorm<decltype(norm)::kMost> source{norm, group_of(buffer, addresses, rank, m, k), static_cast<uint32_t>(polls)};
+    run(out.data<hf::dev::bf16>(), nullptr, nullptr, m, Wq, Ws, bias, out, tiles, sharers, blocks, programmatic, source, OneMatrix{},
+        stream);
+  });
 }
 HF_EXPORT(mxfp8_row_stream_summed_norm_out);

@@ -17,6 +17,7 @@ namespace hf::row_stream {
 constexpr int kStep = 128;    // k of a step: one line of each row of W
 constexpr int kTileRows = 8;  // rows of W in a tile
 constexpr int kBlock = 32;    // k of an e8m0 scale
+constexpr int kFewRows = 4;   // of X: as many as half of an instruction's columns
 constexpr int kLineChunks = kStep / 16;
 static_assert(kStep % kBlock == 0 && kStep / kBlock == 4, "the scales of a step are one word");
 
@@ -41,6 +42,20 @@ __device__ __forceinline__ uint32_t scale_word(const uint8_t* from, int k0, int 
   uint32_t word = 0;
 #pragma unroll
   for (int b = 0; b < 4; ++b) word |= uint32_t(k0 + b * kBlock < k ? from[b] : 127) << (8 * b);
+  return word;
+}
+
+/// The same in shared memory.
+template <bool ALIGNED>
+__device__ __forceinline__ uint32_t shared_scales(uint32_t from, int k0, int k) {
+  if (ALIGNED) return load_shared<uint32_t>(from);
+  uint32_t word = 0;
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    uint32_t byte = 127;
+    if (k0 + b * kBlock < k) asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from + b) : "memory");
+    word |= byte << (8 * b);
+  }
   return word;
 }
 
@@ -164,44 +179,84 @@ __device__ __forceinline__ void multiply_step(const uint8_t* here, const LaneOfW
   }
 }
 
-/// The same for up to 8 rows of X, where the 16 rows of an instruction are those of two tiles of W and its 8 columns X's rows: half
-/// as many products. Lane 4 g + t ends up with rows g of both tiles and rows 2 t and 2 t + 1 of X, whose scale words are sx.
-__device__ __forceinline__ void multiply_pair(const uint8_t* here, const LaneOfW& lane, const Factors<8>& x, const uint32_t (&sw)[2],
-                                              const uint32_t (&sx)[2], bool fast, float (&sums)[4]) {
-  const auto multiply = [&](int b, float (&d)[4]) {
-    const uint2 low = *reinterpret_cast<const uint2*>(here + lane.at[b]);
-    const uint2 high = *reinterpret_cast<const uint2*>(here + kTileRows * kStep + lane.at[b]);
-    uint32_t first[4], second[4];
-    halves_of(low.x, first[0], first[2]), halves_of(high.x, first[1], first[3]);
-    halves_of(low.y, second[0], second[2]), halves_of(high.y, second[1], second[3]);
+/// Sums of a block of 32 k with two tiles of W as the 16 rows of an instruction and 8 rows of X as its columns: of rows g of both
+/// tiles and columns 2 t and 2 t + 1. `from` is where this lane's bytes of the first tile are, `next` bytes further those of the
+/// second, if there is one.
+__device__ __forceinline__ void multiply_two(uint32_t from, int next, bool two, const uint32_t (&x)[4], float (&d)[4]) {
+  uint32_t first[4] = {}, second[4] = {};
+  const uint2 top = load_shared<uint2>(from);
+  halves_of(top.x, first[0], first[2]), halves_of(top.y, second[0], second[2]);
+  if (two) {
+    const uint2 low = load_shared<uint2>(from + next);
+    halves_of(low.x, first[1], first[3]), halves_of(low.y, second[1], second[3]);
+  }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) d[c] = 0;
-    multiply_add(d, first, x.a[b][0][0][0], x.a[b][0][0][2]);
-    multiply_add(d, second, x.a[b][0][1][0], x.a[b][0][1][2]);
-  };
-  if (fast) {
-    uint32_t exponents[2][2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) exponents[i][j] = (sw[i] - 0x40404040u) + (sx[j] - 0x3f3f3f3fu);
-    const auto block_of = [&](auto which) {
-      constexpr int b = decltype(which)::value;
-      float d[4];
-      multiply(b, d);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) sums[c] = fmaf(d[c], power_of<b>(exponents[c / 2][c % 2]), sums[c]);
-    };
-    block_of(std::integral_constant<int, 0>{}), block_of(std::integral_constant<int, 1>{});
-    block_of(std::integral_constant<int, 2>{}), block_of(std::integral_constant<int, 3>{});
-  } else {
+  for (int c = 0; c < 4; ++c) d[c] = 0;
+  multiply_add(d, first, x[0], x[1]);
+  multiply_add(d, second, x[2], x[3]);
+}
+
+/// Up to 8 rows of X's part of a step as the columns of instructions: the f16 of a lane's 8 bytes of each block, and its row's
+/// scales.
+struct Columns {
+  uint32_t of[4][4], scales, usual;
+
+  __device__ __forceinline__ explicit Columns(uint32_t scales)
+      : scales(scales), usual(in_range(scales) & in_range(scales + 0x01010101u) & 0x80808080u) {}
+  __device__ __forceinline__ explicit Columns(const Part<8>& part) : Columns(part.scales[0]) {
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      float d[4];
-      multiply(b, d);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) sums[c] += scaled(d[c], sw[c / 2] >> (8 * b) & 255, sx[c % 2] >> (8 * b) & 255);
+      halves_of(part.bytes[0][b].x, of[b][0], of[b][1]);
+      halves_of(part.bytes[0][b].y, of[b][2], of[b][3]);
     }
+  }
+};
+
+/// Adds the products of a step for up to 8 rows of X, where the 16 rows of an instruction are those of two tiles of W, of which the
+/// last may be alone, and its 8 columns X's rows: half as many products. `at` is where this lane reads W's blocks, x_lane is 8 t,
+/// the lane that has the scales of column 2 t, sw has the scale words of rows 8 i + g. Lane 4 g + t ends up with rows g of both tiles
+/// and columns 2 t and 2 t + 1, or, where X's rows are in every second column (COLUMNS: 1), up to 4, with column 2 t alone.
+template <int TILES, int COLUMNS>
+__device__ __forceinline__ void multiply_pairs(const uint32_t (&at)[4], const Columns& x, uint32_t x_lane,
+                                               const uint32_t (&sw)[TILES][1], bool fast,
+                                               float (&sums)[(TILES + 1) / 2][1][4]) {
+  constexpr int kPairs = (TILES + 1) / 2;
+  uint32_t sx[COLUMNS];
+#pragma unroll
+  for (int j = 0; j < COLUMNS; ++j) sx[j] = __shfl_sync(~0u, x.scales, x_lane + 4 * j);
+  const auto multiply = [&](int pair, int b, float (&d)[4]) {
+    const uint32_t from = at[b] + pair * 2 * kTileRows * kStep;
+    multiply_two(from, kTileRows * kStep, 2 * pair + 1 < TILES, x.of[b], d);
+  };
+  const auto each = [&](auto which, const auto& add) {
+    constexpr int b = decltype(which)::value;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      float d[4];
+      multiply(pair, b, d);
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (2 * pair + c / 2 < TILES && c % 2 < COLUMNS) add(which, 2 * pair + c / 2, c % 2, d[c], sums[pair][0][c]);
+    }
+  };
+  const auto blocks = [&](const auto& add) {
+    each(std::integral_constant<int, 0>{}, add), each(std::integral_constant<int, 1>{}, add);
+    each(std::integral_constant<int, 2>{}, add), each(std::integral_constant<int, 3>{}, add);
+  };
+  if (fast) {
+    uint32_t exponents[TILES][COLUMNS];
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) exponents[i][j] = (sw[i][0] - 0x40404040u) + (sx[j] - 0x3f3f3f3fu);
+    blocks([&](auto which, int i, int j, float d, float& sum) {
+      sum = fmaf(d, power_of<decltype(which)::value>(exponents[i][j]), sum);
+    });
+  } else {
+    blocks([&](auto which, int i, int j, float d, float& sum) {
+      constexpr int shift = 8 * decltype(which)::value;
+      sum += scaled(d, sw[i][0] >> shift & 255, sx[j] >> shift & 255);
+    });
   }
 }
 

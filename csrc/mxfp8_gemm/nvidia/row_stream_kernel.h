@@ -103,15 +103,16 @@ struct Pairs {
       }
   }
 
-  /// Puts a warp's sums into [ROWS][TILES x 8] floats.
+  /// Puts a warp's sums into [ROWS][TILES x 8] floats, of columns 2 t and 2 t + 1, or of every second one (COLUMNS: 1).
+  template <int COLUMNS = 2>
   static __device__ __forceinline__ void put(const Sums& sums, int lane, float* to) {
 #pragma unroll
     for (int i = 0; i < TILES; ++i)
 #pragma unroll
       for (int h = 0; h < kHalves; ++h)
 #pragma unroll
-        for (int j = 0; j < 2; ++j)
-          to[(8 * h + 2 * (lane % 4) + j) * TILES * kTileRows + i * kTileRows + lane / 4] = sums[i / 2][h][i % 2 * 2 + j];
+        for (int j = 0; j < COLUMNS; ++j)
+          to[(8 * h + COLUMNS * (lane % 4) + j) * TILES * kTileRows + i * kTileRows + lane / 4] = sums[i / 2][h][i % 2 * 2 + j];
   }
 };
 
@@ -135,6 +136,7 @@ __global__ void __launch_bounds__(LayoutOf<Step>::kThreads, 1) row_stream(const 
     if (Step::kScalesX) mine.xs += size_t(row) * (whole.k / kBlock);
     return mine;
   }();
+  const auto keep = [](uint32_t value) { return Step::kKeeps ? kept(value) : value; };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int sharers = 1 << p.k_shift, part = warp & (sharers - 1), team = warp >> p.k_shift;
   const int teams = kWarps >> p.k_shift, team_shift = __ffs(kWarps) - 1 - p.k_shift;
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(LayoutOf<Step>::kThreads, 1) row_stream(const 
   const int passes = (rows + L::kPassRows - 1) / L::kPassRows, rounds = (passes + teams - 1) >> team_shift;
   const int steps = ((p.k + kStepK - 1) / kStepK - part + sharers - 1) >> p.k_shift;
   const int items = ((passes - team + teams - 1) >> team_shift) * steps;
-  const int scale_pitch = p.k / kBlock, step_bytes = sharers * kLine, step_k = sharers * kStepK;
+  const int scale_pitch = p.k / kBlock, step_bytes = keep(sharers * kLine), step_k = keep(sharers * kStepK);
 
   uint8_t* const ring = shared + warp * kSlots * L::kSlotBytes;
   float* const parts = reinterpret_cast<float*>(shared + L::kRingBytes);
@@ -162,7 +164,12 @@ __global__ void __launch_bounds__(LayoutOf<Step>::kThreads, 1) row_stream(const 
   int bytes_left = p.k / (kStepK / kLine) - line_at;
   const uint8_t* ask = p.w + size_t(first + team * L::kPassRows + lane / kChunks) * p.w_pitch + line_at;
   const int64_t pass_bytes = int64_t(p.w_pitch) * (teams * L::kPassRows) - int64_t(steps - 1) * step_bytes;
-  uint8_t* const ask_to = ring + Step::chunk_at(lane / kChunks, lane % kChunks);
+  const auto ask_to = [&] {
+    uint8_t* const to = ring + Step::chunk_at(lane / kChunks, lane % kChunks);
+    if constexpr (Step::kKeeps) return kept(shared_address(to));
+    else return to;
+  }();
+  const int team_rows = keep(teams * L::kPassRows);
   const auto ask_next = [&](int slot) {
     if (left > 0) {
       const uint8_t* from = ask;
@@ -174,7 +181,7 @@ __global__ void __launch_bounds__(LayoutOf<Step>::kThreads, 1) row_stream(const 
       }
       --left;
       if (++ask_step == steps) {
-        ask_step = 0, ask += pass_bytes, rows_left -= teams * L::kPassRows, bytes_left += (steps - 1) * step_bytes;
+        ask_step = 0, ask += pass_bytes, rows_left -= team_rows, bytes_left += (steps - 1) * step_bytes;
       } else {
         ask += step_bytes, bytes_left -= step_bytes;
       }
@@ -196,7 +203,7 @@ __global__ void __launch_bounds__(LayoutOf<Step>::kThreads, 1) row_stream(const 
     const int pass = round * teams + team;
     typename Step::Sums sums = {};
     if (pass < passes) {
-      const PassRows rows_of_w = {scales, scale_pitch, pass * L::kPassRows, rows - 1};
+      const auto rows_of_w = step_of.rows({scales, scale_pitch, pass * L::kPassRows, rows - 1});
       int k0 = part * kStepK;
       for (int step = 0; step < steps; ++step, k0 += step_k) {
         ask_next(slot == 0 ? kSlots - 1 : slot - 1);

@@ -6,6 +6,7 @@
 
 #include "hipforge/device/hip.h"
 #include "hipforge/module.h"
+#include "stream.h"
 
 namespace hf {
 
@@ -42,45 +43,6 @@ inline CUtensorMap map_of(const Mapped& a) {
   return map;
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
-
-/// Shared memory by address; not moved past barriers.
-template <class T>
-__device__ __forceinline__ T load_shared(uint32_t address);
-template <>
-__device__ __forceinline__ uint32_t load_shared<uint32_t>(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
-}
-template <>
-__device__ __forceinline__ uint2 load_shared<uint2>(uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-  return v;
-}
-template <>
-__device__ __forceinline__ uint4 load_shared<uint4>(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-  return v;
-}
-/// 1, 2 or 4 words side by side.
-template <int COUNT>
-__device__ __forceinline__ void load_words(uint32_t (&to)[COUNT], uint32_t address) {
-  static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
-  if constexpr (COUNT == 4) {
-    const uint4 v = load_shared<uint4>(address);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  } else if constexpr (COUNT == 2) {
-    const uint2 v = load_shared<uint2>(address);
-    to[0] = v.x, to[1] = v.y;
-  } else {
-    to[0] = load_shared<uint32_t>(address);
-  }
-}
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }

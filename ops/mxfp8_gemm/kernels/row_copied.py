@@ -20,8 +20,8 @@ from hipforge.ops.mxfp8_gemm.kernels.row_stream import BYTES_PER_US, START_US, m
 from hipforge.ops.mxfp8_gemm.raw import k_steps, run_raw
 
 LEAST_ROWS = 3  # of X: below, X is little beside W
-SHARERS = 8  # warps that share K
 LEAST_PASSES = 4  # of a block: each reads X
+FEW_PASSES, MUCH_W = 2, 16 << 20  # with so few, W has so many bytes at least: a step is faster, not each call alone
 SHARE = 0.9  # of the row stream's time
 
 
@@ -45,9 +45,11 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
+    chosen = row_stream_made.configuration(n, k, cu_count)
     for given in configurations(m, n, k, cu_count):
         passes = ceil_div(n, 8 * given["tiles"] * given["blocks"])
-        if given["sharers"] == SHARERS and m >= LEAST_ROWS and passes >= LEAST_PASSES:
+        enough = passes >= LEAST_PASSES or (passes >= FEW_PASSES and n * k >= MUCH_W)
+        if given == chosen and m >= LEAST_ROWS and enough:
             rows = row_stream_made.ROWS
             yield SHARE * (START_US[rows] + n * k / BYTES_PER_US[rows]), given
 
@@ -76,7 +78,7 @@ def mxfp8_row_copied(
     Ws: torch.Tensor,
     bias: torch.Tensor | None = None,
     tiles: int = row_stream_made.TILES,
-    sharers: int = SHARERS,
+    sharers: int = row_stream_made.SHARERS,
     blocks: int = 132,
 ) -> torch.Tensor:
     """Run the kernel on up to 8 contiguous rows of X whose bytes are at most 32 KiB; K a multiple of 128."""

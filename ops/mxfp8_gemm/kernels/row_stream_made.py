@@ -10,7 +10,8 @@ from hipforge.ops.mxfp8_gemm.raw import K_STEP, OPERANDS, k_steps
 
 MODULE = "module_mxfp8_gemm_row_stream_made"
 ROWS, TILES = 8, 2  # of X at most; rows of W in a pass over 8
-WARPS, SHARERS = 16, 8  # of a block; of those that share K: with others, or other passes, an H100 took longer
+WARPS, SHARERS = 16, 8  # of a block; of those that share K where they have few passes and steps: all took longer
+MANY = 7  # passes of a block, or steps of each warp, from which on all warps share K: they hide the end of a round
 UNITS = 132  # of an H100
 THREADS, CHUNK = 512, 8  # of a block; elements of an access
 MOST_CODES = 4 * 16 * THREADS  # bytes of X that a block copies
@@ -53,8 +54,10 @@ def configuration(n: int, k: int, units: int) -> Configuration:
     """Return the rows of a pass over 8, how many warps share K, and how many blocks the rows of W."""
     blocks = row_stream.fewest(n, k, row_stream.blocks_for(n, k, units), TILES)
     passes = -(-n // (8 * TILES * blocks))
-    wanted = SHARERS if passes > 1 else WARPS  # all warps have work in the only pass
-    return {"tiles": TILES, "sharers": min(wanted, 1 << (max(1, k_steps(k)).bit_length() - 1)), "blocks": blocks}
+    steps = max(1, k_steps(k))
+    # All warps have work in the only pass.
+    wanted = WARPS if passes == 1 or passes >= MANY or steps >= MANY * WARPS else SHARERS
+    return {"tiles": TILES, "sharers": min(wanted, 1 << (steps.bit_length() - 1)), "blocks": blocks}
 
 
 def _refusal(m: int, n: int, k: int) -> str | None:

@@ -14,8 +14,8 @@ __device__ inline float reciprocal_root(float x) {
 /// 2^x by the instruction, which gives 0 for a subnormal result.
 __device__ inline float power_of_2(float x) { return __builtin_amdgcn_exp2f(x); }
 
-/// a / b, correctly rounded.
-__device__ inline float quotient(float a, float b) { return a / b; }
+/// a / (1 + e), correctly rounded from the sum on.
+__device__ inline float over_one_and(float a, float e) { return a / (1.f + e); }
 
 /// `value` limited to [low, high]; undefined for a NaN.
 __device__ inline float limited(float value, float low, float high) { return __builtin_amdgcn_fmed3f(value, low, high); }

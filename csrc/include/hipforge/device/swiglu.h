@@ -39,7 +39,7 @@ __device__ inline float swiglu(float gate, float up, const Activation& parameter
     gate = limited_above(gate, parameters.limit);
     up = saturated(up, parameters.limit) + parameters.beta;
   }
-  return quotient(gate, 1.f + power_of_2(gate * parameters.power)) * up;
+  return over_one_and(gate, power_of_2(gate * parameters.power)) * up;
 }
 
 }  // namespace dev

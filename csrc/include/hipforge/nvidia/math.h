@@ -15,11 +15,12 @@ __device__ inline float power_of_2(float x) {
   return power;
 }
 
-/// a / b within two units in the last place, for all values, without a branch.
-__device__ inline float quotient(float a, float b) {
-  float result;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+/// a / (1 + e) within two units in the last place, for e >= 0 or a NaN. By a quarter of both: the inverse of a divisor past 2^126
+/// is subnormal, which the instruction gives as 0.
+__device__ inline float over_one_and(float a, float e) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(__builtin_fmaf(e, .25f, .25f)));
+  return a * .25f * inverse;
 }
 
 /// `value` limited to [low, high]; what it gives for a NaN is not defined.

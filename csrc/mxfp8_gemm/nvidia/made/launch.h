@@ -23,6 +23,13 @@ inline void check_norm(int64_t m, int64_t k, double epsilon, double weight_offse
            " columns of a row must be at most ", Norm::kMost, "; got M = ", m, " and K = ", k);
 }
 
+/// Calls `then` with a norm in as few chunks of a thread as hold M rows of K.
+template <class Then>
+void in_few_chunks(int64_t m, int64_t k, const Then& then) {
+  if (m * ceil_div(k / kChunk, L::kThreads) == 1) return then(NormOf<1>());
+  then(NormOf<2>());
+}
+
 /// Checks M, W and how it is spread, and launches. The bias is checked by the caller; `kept`: bytes that the kernel keeps besides.
 template <class Source, class Place>
 void launch_rows(dev::bf16* out, const uint8_t* x, const uint8_t* xs, int64_t m, const Tensor& Wq, const Tensor& Ws,
@@ -31,7 +38,7 @@ void launch_rows(dev::bf16* out, const uint8_t* x, const uint8_t* xs, int64_t m,
   HF_CHECK_ARCH(Wq, "sm_90");
   mxfp8::check_payload(Wq, "Wq");
   const int64_t n = Wq.size(0), k = Wq.size(1);
-  HF_CHECK(m >= 1 && m <= kMostRows, "M must be between 1 and ", kMostRows, "; got ", m);
+  HF_CHECK(m >= 1 && m <= Source::kMostRows, "M must be between 1 and ", Source::kMostRows, "; got ", m);
   HF_CHECK(k >= kStep && k % kStep == 0 && k <= 1 << 20, "K must be a positive multiple of ", kStep, ", at most 2^20; got ", k);
   HF_CHECK(n >= 1 && n < INT64_C(1) << 31, "N must be between 1 and 2^31 - 1; got ", n);
   check_operand(Ws, "Ws", kE8m0, {n, k / kMxBlock}, mxfp8::kPerBlock, kAligned);

@@ -90,27 +90,28 @@ struct SentRows {
 };
 
 /// X = the norm of residual + what all ranks have sent.
-struct SummedNorm : Norm {
+template <int MOST>
+struct SummedNorm : NormOf<MOST> {
+  using Of = NormOf<MOST>;
+  using typename Of::Loaded;
+  using Of::kMost;
   static constexpr bool kPolls = true;
 
   Group group;
   uint32_t polls;
 
-  struct Weights : Norm::Weights {
+  struct Weights : Of::Weights {
     uint32_t expected;  // the number that this call has, if the last one has ended: what is asked for first depends on it
   };
 
   template <int THREADS>
   __device__ __forceinline__ Weights ask_weights(int m, int k) const {
-    Weights weights;
-    static_cast<Norm::Weights&>(weights) = Norm::ask_weights<THREADS>(m, k);
-    weights.expected = load_count(group.words() + kTakenWord) + 1;
-    return weights;
+    return {Of::template ask_weights<THREADS>(m, k), load_count(group.words() + kTakenWord) + 1};
   }
 
   /// A chunk of every rank, added in fp32 in their order and rounded.
   __device__ __forceinline__ Chunk summed(uint32_t number, uint32_t expected, int row, int chunk, int k) const {
-    Floats sum = {};
+    float sum[kChunk] = {};
     for (uint32_t first = 0; first < group.ranks; first += 2) {
       dev::u32x4 got[2][2] = {};
       const bool two = first + 1 < group.ranks;
@@ -138,7 +139,10 @@ struct SummedNorm : Norm {
         }
       }
     }
-    return dev::converted<Chunk>(sum);
+    Chunk rounded;
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) rounded[i] = rounded_pair(sum[2 * i], sum[2 * i + 1]);
+    return rounded;
   }
   __device__ __forceinline__ const uint8_t* own_place(uint32_t number, uint32_t sender, int row, int k) const {
     return group.own + group.place(number, sender, row, k);
@@ -150,14 +154,14 @@ struct SummedNorm : Norm {
     Loaded loaded = {};
 #pragma unroll
     for (int s = 0; s < kMost; ++s)
-      if (has<THREADS>(s, m, k)) {
-        const size_t at = size_t(row_of<THREADS>(s, k)) * (k / kChunk) + chunk_of<THREADS>(s, k);
-        loaded.residual[s] = reinterpret_cast<const Chunk*>(residual)[at];
+      if (Of::template has<THREADS>(s, m, k)) {
+        const size_t at = size_t(Of::template row_of<THREADS>(s, k)) * (k / kChunk) + Of::template chunk_of<THREADS>(s, k);
+        loaded.residual[s] = reinterpret_cast<const Chunk*>(this->residual)[at];
       }
 #pragma unroll
     for (int s = 0; s < kMost; ++s)
-      if (has<THREADS>(s, m, k))
-        loaded.x[s] = summed(number, weights.expected, row_of<THREADS>(s, k), chunk_of<THREADS>(s, k), k);
+      if (Of::template has<THREADS>(s, m, k))
+        loaded.x[s] = summed(number, weights.expected, Of::template row_of<THREADS>(s, k), Of::template chunk_of<THREADS>(s, k), k);
     if (blockIdx.x == 0 && threadIdx.x == 0) group.words()[kTakenWord] = number;
     return loaded;
   }

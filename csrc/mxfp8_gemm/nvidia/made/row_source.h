@@ -20,8 +20,12 @@ namespace hf::made_stream {
 using row_stream::chunk_at, row_stream::kBlock, row_stream::kLineChunks, row_stream::kStep, row_stream::kTileRows;
 
 constexpr int kChunk = 8;  // elements of a 16-byte access
-using Chunk = dev::Vector<dev::bf16, kChunk>;
-using Floats = dev::Vector<float, kChunk>;
+using Chunk = dev::u32x4;  // of them: words, which the compiler moves whole
+
+/// Elements 2 i and 2 i + 1 of a chunk.
+__device__ __forceinline__ float low_of(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ uint32_t rounded_pair(float low, float high) { return dev::detail::rounded_pair(dev::bf16{}, low, high); }
 
 /// X [M, K] in shared memory. Rows are apart by a little more than K, so that those of eight lanes meet no bank twice.
 struct SharedX {
@@ -37,17 +41,27 @@ struct SharedX {
     return {from, from + m * pitch, pitch, k / kBlock + (APART ? kScalesApart : 0)};
   }
 
-  /// Stores a row's chunk, quantised; the four lanes of a block of 32 are active as one.
-  __device__ __forceinline__ void store(int row, int chunk, const float (&values)[kChunk]) const {
-    uint32_t amax = 0;
+  /// Stores a row's chunk, quantised, where this lane has one: the four lanes of a block of 32 have one or not as one. Every lane
+  /// must be active.
+  __device__ __forceinline__ void store(int row, int chunk, const float (&values)[kChunk], bool has) const {
+    float largest = fabsf(values[0]);
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) amax = dev::larger(amax, dev::magnitude_bits(values[i]));
-    const uint32_t byte = dev::e4m3_block_scale(dev::largest_of_lanes<kBlock / kChunk>(amax));
+    for (int i = 1; i < kChunk; ++i) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(values[i])));
+    uint32_t amax = __float_as_uint(largest);
+#pragma unroll
+    for (int distance = 1; distance < kBlock / kChunk; distance *= 2)
+      amax = dev::larger(amax, __shfl_xor_sync(~0u, amax, distance));
+    const uint32_t byte = dev::e4m3_block_scale(amax);
     const float inverse = dev::e8m0_inverse(byte);
-    float scaled[kChunk];
+    dev::u32x2 of;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) scaled[i] = values[i] * inverse;
-    *reinterpret_cast<dev::u32x2*>(codes + row * pitch + chunk * kChunk) = dev::encode_mx_e4m3x8(scaled, byte);
+    for (int i = 0; i < 2; ++i) {  // within e4m3's range
+      const float* const four = values + 4 * i;
+      of[i] = dev::e4m3_codes(four[0] * inverse, four[1] * inverse, four[2] * inverse, four[3] * inverse);
+      if (byte == kE8m0Nan) of[i] = dev::kE4m3Nan * 0x01010101u;
+    }
+    if (!has) return;
+    *reinterpret_cast<dev::u32x2*>(codes + row * pitch + chunk * kChunk) = of;
     if (chunk % (kBlock / kChunk) == 0) scales[row * scale_pitch + chunk / (kBlock / kChunk)] = static_cast<uint8_t>(byte);
   }
 };
@@ -55,9 +69,11 @@ struct SharedX {
 /// The row of element `at` of m rows of `of_row`. One row needs no division, which every thread would make several times.
 __device__ __forceinline__ int row_of(int at, int of_row, int m) { return m == 1 ? 0 : at / of_row; }
 
-/// X as codes and scales in memory, which one wave of loads brings to shared memory.
-struct Copied {
+/// X as codes and scales in memory, of at most MOST rows, which one wave of loads brings to shared memory.
+template <int MOST>
+struct CopiedOf {
   static constexpr bool kMade = true, kPolls = false;
+  static constexpr int kMostRows = MOST;
   static constexpr int kAhead = 8;
   static constexpr int kPiece = 16, kAtOnce = 4;  // bytes of an access; of a thread
 
@@ -98,11 +114,17 @@ struct Copied {
   }
 };
 
-/// X as codes and scales in memory.
-struct Codes {
+using Copied = CopiedOf<8>;
+
+/// X as codes and scales in memory, of at most MOST rows.
+template <int MOST>
+struct CodesOf {
   static constexpr bool kMade = false, kPolls = false;
+  static constexpr int kMostRows = MOST;
   static constexpr int kAhead = 8;  // more than a ring has
 };
+
+using Codes = CodesOf<8>;
 
 /// X = the RMS norm of the sum x + residual, times weight. Each row's sum is also stored, by one block. MOST: chunks of a thread, of
 /// all rows; with one there is half of the arithmetic, which all warps do before they can multiply.
@@ -110,7 +132,7 @@ template <int MOST>
 struct NormOf {
   static constexpr bool kMade = true, kPolls = false;
   static constexpr int kAhead = 1;  // slots of a ring that are asked for before x
-  static constexpr int kMost = MOST;
+  static constexpr int kMost = MOST, kMostRows = MOST;
 
   const dev::bf16 *x, *residual, *weight;
   dev::bf16* sum;  // other memory than x and residual
@@ -160,31 +182,34 @@ struct NormOf {
   template <int THREADS>
   __device__ __forceinline__ void make(const SharedX& to, const Weights& weights, Loaded& loaded, int m, int k, float* meeting) const {
     make_each<THREADS>(weights, loaded, m, k, meeting, 0,
-                       [&](int row, int chunk, const float (&y)[kChunk]) { to.store(row, chunk, y); });
+                       [&](int row, int chunk, const float (&y)[kChunk], bool has) { to.store(row, chunk, y, has); });
   }
 
-  /// Calls take(row, chunk, y) for each chunk of the result, rounded to bf16. `meeting`: kMost floats for each warp; block number
-  /// `storing` stores the sum of row 0.
+  /// Calls take(row, chunk, y, has) for each chunk of the result, rounded to bf16: whole warps, of which lanes may have none.
+  /// `meeting`: kMost floats for each warp; block number `storing` stores the sum of row 0.
   template <int THREADS, class Take>
-  __device__ __forceinline__ void make_each(const Weights& weights, Loaded& loaded, int m, int k, float* meeting, uint32_t storing,
-                                            const Take& take) const {
+  __device__ __forceinline__ void make_each(const Weights& weights, const Loaded& loaded, int m, int k, float* meeting,
+                                            uint32_t storing, const Take& take) const {
     constexpr int kWarps = THREADS / 32;
-    float squares[kMost] = {};
+    float squares[kMost] = {}, own[kMost][kChunk];
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
+      Chunk rounded;
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i)
-        loaded.x[s][i] = static_cast<dev::bf16>(static_cast<float>(loaded.x[s][i]) + static_cast<float>(loaded.residual[s][i]));
+      for (int i = 0; i < kChunk / 2; ++i) {
+        const uint32_t x = loaded.x[s][i], more = loaded.residual[s][i];
+        rounded[i] = rounded_pair(low_of(x) + low_of(more), high_of(x) + high_of(more));
+        own[s][2 * i] = low_of(rounded[i]), own[s][2 * i + 1] = high_of(rounded[i]);
+      }
       if (has<THREADS>(s, m, k) && blockIdx.x == (storing + row_of<THREADS>(s, k)) % gridDim.x)
-        reinterpret_cast<Chunk*>(sum)[size_t(row_of<THREADS>(s, k)) * (k / kChunk) + chunk_of<THREADS>(s, k)] = loaded.x[s];
+        reinterpret_cast<Chunk*>(sum)[size_t(row_of<THREADS>(s, k)) * (k / kChunk) + chunk_of<THREADS>(s, k)] = rounded;
     }
     const bool one_row = of_row<THREADS>(k) == 2;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      const float first = static_cast<float>(loaded.x[0][i]);
-      squares[0] = __builtin_fmaf(first, first, squares[0]);
+      squares[0] = __builtin_fmaf(own[0][i], own[0][i], squares[0]);
       if constexpr (MOST > 1) {
-        const float second = static_cast<float>(loaded.x[1][i]);
+        const float second = own[1][i];
         if (one_row) squares[0] = __builtin_fmaf(second, second, squares[0]);
         squares[1] = __builtin_fmaf(second, second, squares[1]);
       }
@@ -205,16 +230,24 @@ struct NormOf {
     }
 #pragma unroll
     for (int s = 0; s < kMost; ++s) {
-      if (!has<THREADS>(s, m, k)) continue;
+      const int row = row_of<THREADS>(s, k), chunk = chunk_of<THREADS>(s, k);
+      if (row >= m || chunk / 32 * 32 >= k / kChunk) continue;
       const float factor = one_row ? factors[0] : factors[s];
       float y[kChunk];
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        const float n = static_cast<float>(loaded.x[s][i]) * factor, w = static_cast<float>(weights.of[s][i]);
-        y[i] = static_cast<float>(offset != 0.f ? static_cast<dev::bf16>(n * (offset + w))
-                                                : static_cast<dev::bf16>(static_cast<float>(static_cast<dev::bf16>(n)) * w));
+      for (int i = 0; i < kChunk / 2; ++i) {
+        const uint32_t w = weights.of[s][i];
+        const float n[2] = {own[s][2 * i] * factor, own[s][2 * i + 1] * factor};
+        uint32_t pair;
+        if (offset != 0.f) {
+          pair = rounded_pair(n[0] * (offset + low_of(w)), n[1] * (offset + high_of(w)));
+        } else {
+          const uint32_t normed = rounded_pair(n[0], n[1]);
+          pair = rounded_pair(low_of(normed) * low_of(w), high_of(normed) * high_of(w));
+        }
+        y[2 * i] = low_of(pair), y[2 * i + 1] = high_of(pair);
       }
-      take(row_of<THREADS>(s, k), chunk_of<THREADS>(s, k), y);
+      take(row, chunk, y, has<THREADS>(s, m, k));
     }
   }
 };
@@ -224,6 +257,7 @@ using Norm = NormOf<2>;
 /// X = SwiGLU of gate_up [M, 2 K], gate in its first K columns.
 struct Swiglu {
   static constexpr bool kMade = true, kPolls = false;
+  static constexpr int kMostRows = 4;
   static constexpr int kAhead = 1;
   static constexpr int kAtOnce = 4;  // chunks of a thread
 
@@ -257,12 +291,14 @@ struct Swiglu {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int at = base + i * THREADS + threadIdx.x, row = row_of(at, of_row, m);
-        if (at >= chunks) continue;
+        if (at / 32 * 32 >= chunks) continue;  // whole warps
         float values[kChunk];
 #pragma unroll
-        for (int j = 0; j < kChunk; ++j)
-          values[j] = dev::swiglu(static_cast<float>(loaded.gate[i][j]), static_cast<float>(loaded.up[i][j]), activation);
-        to.store(row, at - row * of_row, values);
+        for (int j = 0; j < kChunk; ++j) {
+          const auto of = [&](const Chunk& from) { return j % 2 ? high_of(from[j / 2]) : low_of(from[j / 2]); };
+          values[j] = dev::swiglu(of(loaded.gate[i]), of(loaded.up[i]), activation);
+        }
+        to.store(row, at - row * of_row, values, at < chunks);
       }
       if ((base += kAtOnce * THREADS) >= chunks) return;
       loaded = load<THREADS>(m, k, base);

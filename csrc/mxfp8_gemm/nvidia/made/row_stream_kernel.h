@@ -45,23 +45,21 @@ inline void ask_ahead(Problem& problem, bool programmatic) {
   problem.ahead_bytes = static_cast<int>(kBytes / problem.ahead_rows / kStep * kStep);
 }
 
-using row_stream::added, row_stream::Factors, row_stream::in_range, row_stream::LaneOfW, row_stream::Layout;
-using row_stream::multiply_pair, row_stream::multiply_step, row_stream::Pairs, row_stream::Part, row_stream::put_sums;
+using row_stream::added, row_stream::Columns, row_stream::Factors, row_stream::in_range, row_stream::kFewRows;
+using row_stream::LaneOfW, row_stream::Layout, row_stream::multiply_pairs, row_stream::multiply_step, row_stream::Pairs, row_stream::Part, row_stream::put_sums;
 using row_stream::scale_word, row_stream::shared_bytes;
 
-/// X's part of a step from shared memory.
+/// X's part of a step from shared memory: a lane's rows of codes and of scales begin at x and xs; `at`: codes of a row before it.
 template <int ROWS>
 struct MadePart : Part<ROWS> {
   using Part<ROWS>::kHalves;
 
-  template <bool ALIGNED>
-  __device__ __forceinline__ void load(const uint8_t* const (&x)[kHalves], const uint8_t* const (&xs)[kHalves], int at, int k0,
-                                       int k) {
+  __device__ __forceinline__ void load(const uint32_t (&x)[kHalves], const uint32_t (&xs)[kHalves], uint32_t at) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
-      for (int b = 0; b < 4; ++b) this->bytes[h][b] = *reinterpret_cast<const uint2*>(x[h] + at + b * kBlock);
-      this->scales[h] = scale_word<ALIGNED>(xs[h] + at / kBlock, k0, k);
+      for (int b = 0; b < 4; ++b) this->bytes[h][b] = load_shared<uint2>(x[h] + at + b * kBlock);
+      this->scales[h] = load_shared<uint32_t>(xs[h] + at / kBlock);
     }
   }
 };
@@ -71,9 +69,9 @@ struct MadePart : Part<ROWS> {
 template <int ROWS, int TILES, bool ALIGNED, class SOURCE, class PLACE>
 __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
     row_stream(const Problem whole, const SOURCE source, const int x_at, const PLACE place) {
+  static_assert(ALIGNED);
   using L = Layout<ROWS, TILES>;
   constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups, kWarps = L::kWarps, kSlots = L::kSlots;
-  constexpr bool kAlone = !PLACE::kChosen && !PLACE::kSends && !SOURCE::kPolls;  // one matrix on one GPU
   extern __shared__ __align__(128) uint8_t shared[];
   const Problem p = [&] {  // of this block's rows of X
     Problem mine = whole;
@@ -90,7 +88,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   const int passes = (rows + L::kPassRows - 1) / L::kPassRows, rounds = (passes + teams - 1) >> team_shift;
   const int steps = ((p.k + kStep - 1) / kStep - part + sharers - 1) >> p.k_shift;
   const int items = ((passes - team + teams - 1) >> team_shift) * steps;
-  const int scale_pitch = p.k / kBlock, step_bytes = sharers * kStep;
+  const int scale_pitch = p.k / kBlock, step_bytes = static_cast<int>(kept(sharers * kStep));
 
   uint8_t* const ring = shared + warp * kSlots * L::kSlotBytes;
   float* const parts = reinterpret_cast<float*>(shared + L::kRingBytes);
@@ -108,19 +106,20 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   const int w_pitch = here.pitch(p.k);
   const uint8_t* ask = p.w + (here.row(first) + team * L::kPassRows + lane / kLineChunks) * w_pitch + (p.k - k_left);
   const int64_t pass_bytes = int64_t(w_pitch) * (teams * L::kPassRows) - int64_t(steps - 1) * step_bytes;
-  uint8_t* const ask_to = ring + chunk_at(lane / kLineChunks, lane % kLineChunks);
-  const auto ask_next = [&](int slot) {
+  const uint32_t ask_to = kept(shared_address(ring) + chunk_at(lane / kLineChunks, lane % kLineChunks));
+  const int team_rows = kept(teams * L::kPassRows);
+  const auto ask_next = [&](int slot_at) {
     if (left > 0) {
       const uint8_t* from = ask + here.step_jump(part + ask_step * sharers);
 #pragma unroll
       for (int j = 0; j < TILES * 2; ++j) {
-        copy_async(ask_to + slot * L::kSlotBytes + j * 4 * kStep, from + here.row_jump(rows_left - j * 4),
+        copy_async(ask_to + slot_at + j * 4 * kStep, from + here.row_jump(rows_left - j * 4),
                    rows_left > j * 4 && (ALIGNED || k_left > 0) ? 16 : 0);
         from += int64_t(w_pitch) * 4;
       }
       --left;
       if (++ask_step == steps) {
-        ask_step = 0, ask += pass_bytes, rows_left -= teams * L::kPassRows, k_left += (steps - 1) * step_bytes;
+        ask_step = 0, ask += pass_bytes, rows_left -= team_rows, k_left += (steps - 1) * step_bytes;
       } else {
         ask += step_bytes, k_left -= step_bytes;
       }
@@ -130,9 +129,10 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   // X, where it is made here, is asked for behind a part of the ring only: a multiprocessor's loads come in their order.
   constexpr int kAhead = SOURCE::kAhead < kSlots - 1 ? SOURCE::kAhead : kSlots - 1;
 #pragma unroll
-  for (int s = 0; s < kAhead; ++s) ask_next(s);
-  // Behind the wait the next launch's blocks take nothing from those of this one that are yet to start.
-  constexpr bool kNextLate = kAlone && SOURCE::kMade && SOURCE::kAhead == 1;
+  for (int s = 0; s < kAhead; ++s) ask_next(s * L::kSlotBytes);
+  // Behind the wait the next launch's blocks take nothing from those of this one that are yet to start; around a sum over GPUs it does
+  // not pay.
+  constexpr bool kNextLate = !PLACE::kChosen && SOURCE::kMade && SOURCE::kAhead == 1 && !PLACE::kSends && !SOURCE::kPolls;
   if constexpr (!PLACE::kChosen && !kNextLate) let_next_start();
   const SharedX made = here.made_x(shared + x_at, p.m, p.k);
   if constexpr (SOURCE::kMade) {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
       else return source.template load<L::kThreads>(made_rows, made_k);
     }();
 #pragma unroll
-    for (int s = kAhead; s < kSlots - 1; ++s) ask_next(s);
+    for (int s = kAhead; s < kSlots - 1; ++s) ask_next(s * L::kSlotBytes);
     source.template make<L::kThreads>(made, weights, loaded, made_rows, made_k, parts);
     __syncthreads();
   } else if constexpr (!PLACE::kChosen) {
@@ -158,45 +158,59 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
   uint32_t number = 0;  // of a call whose products are sent
   if constexpr (PLACE::kSends) number = place.begin_call();
 
+  constexpr bool kPair = !PLACE::kChosen && ROWS == 8;  // of tiles, whose rows are those of an instruction
+  constexpr int kScales = kPair ? 1 : 2;                // rows of a tile in a lane
+  constexpr int kColumns = kPair && SOURCE::kMostRows <= kFewRows ? 1 : 2;  // of a lane, whose rows of X it has
   std::conditional_t<SOURCE::kMade, MadePart<ROWS>, Part<ROWS>> x_next;
-  const uint8_t *x_from[kHalves], *xs_from[kHalves];
+  std::conditional_t<SOURCE::kMade, uint32_t, const uint8_t*> x_from[kHalves], xs_from[kHalves];
 #pragma unroll
   for (int h = 0; h < kHalves; ++h) {
-    const int row = min(g + 8 * h, p.m - 1);
-    x_from[h] = SOURCE::kMade ? made.codes + row * made.pitch : p.x + size_t(row) * p.k;
-    xs_from[h] = SOURCE::kMade ? made.scales + row * made.scale_pitch : p.xs + size_t(row) * scale_pitch;
-    x_from[h] += part * kStep + 8 * t, xs_from[h] += part * 4;
+    const int row = min(kColumns == 1 ? g / 2 : g + 8 * h, p.m - 1);
+    if constexpr (SOURCE::kMade) {
+      x_from[h] = kept(shared_address(made.codes) + row * made.pitch + part * kStep + 8 * t);
+      xs_from[h] = kept(shared_address(made.scales) + row * made.scale_pitch + part * 4);
+    } else {
+      x_from[h] = p.x + size_t(row) * p.k + part * kStep + 8 * t, xs_from[h] = p.xs + size_t(row) * scale_pitch + part * 4;
+    }
   }
-  const auto load_x = [&](int step) {
-    x_next.template load<ALIGNED>(x_from, xs_from, step * step_bytes, part * kStep + step * step_bytes, p.k);
+  const auto load_x = [&](uint32_t at) {
+    if constexpr (SOURCE::kMade) x_next.load(x_from, xs_from, at);
+    else x_next.template load<ALIGNED>(x_from, xs_from, at, part * kStep + at, p.k);
   };
   if (items > 0) load_x(0);
   wait_copies<kSlots - 1>();
   __syncthreads();  // the scales of W are there
 
-  constexpr bool kPair = kAlone && ROWS == 8 && TILES == 2;  // of tiles, whose rows are those of an instruction
-  constexpr int kScales = kPair ? 1 : 2;                     // rows of a tile in a lane
   const LaneOfW lane_of_w(g, t);
-  int slot = 0, done = 0;
+  uint32_t w_at[4];
+#pragma unroll
+  for (int b = 0; b < 4; ++b) w_at[b] = kept(shared_address(ring) + lane_of_w.at[b]);
+  const uint32_t x_lane = kept(8 * t), scale_column = kept(shared_address(scales) + part * 4);
+  int slot_at = 0, ask_at = (kSlots - 1) * L::kSlotBytes, done = 0;
   for (int round = 0; round < rounds; ++round) {
     const int pass = round * teams + team;
-    float sums[kPair ? 1 : TILES][kGroups][4] = {};
+    float sums[kPair ? (TILES + 1) / 2 : TILES][kGroups][4] = {};
     if (pass < passes) {
       // W's rows of this lane's sums: row0, where tiles are not in pairs row0 + 1, and those 8 i further.
       const int row0 = pass * L::kPassRows + (kPair ? g : 2 * t);
-      const uint8_t* const scale_column = scales + part * 4;
+      uint32_t sw_at[TILES][kScales];
+#pragma unroll
+      for (int i = 0; i < TILES; ++i)
+#pragma unroll
+        for (int j = 0; j < kScales; ++j) sw_at[i][j] = kept(scale_column + min(row0 + i * kTileRows + j, rows - 1) * scale_pitch);
+      uint32_t at = 0;  // of a step in a row
       for (int step = 0; step < steps; ++step) {
-        ask_next(slot == 0 ? kSlots - 1 : slot - 1);
-        const Factors<ROWS> x(x_next);
+        ask_next(ask_at);
+        const std::conditional_t<kPair, Columns, Factors<ROWS>> x(x_next);
         uint32_t usual = x.usual;
-        if (++done < items) load_x(step + 1 == steps ? 0 : step + 1);
+        const uint32_t next_at = step + 1 == steps ? 0 : at + step_bytes;
+        if (++done < items) load_x(next_at);
         uint32_t sw[TILES][kScales];
 #pragma unroll
         for (int i = 0; i < TILES; ++i)
 #pragma unroll
           for (int j = 0; j < kScales; ++j) {
-            const int row = min(row0 + i * kTileRows + j, rows - 1), at = step * step_bytes;
-            sw[i][j] = scale_word<ALIGNED>(scale_column + row * scale_pitch + at / kBlock, part * kStep + at, p.k);
+            sw[i][j] = load_shared<uint32_t>(sw_at[i][j] + at / kBlock);
             usual &= in_range(sw[i][j]);
           }
         const bool fast = __all_sync(~0u, usual == 0x80808080u);
@@ -204,7 +218,7 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
         __syncwarp();
         if constexpr (PLACE::kWeighed) {
           float of_step[TILES][kGroups][4] = {};
-          multiply_step<ROWS, TILES>(ring + slot * L::kSlotBytes, lane_of_w, x, sw, fast, of_step);
+          multiply_step<ROWS, TILES>(ring + slot_at, lane_of_w, x, sw, fast, of_step);
           const float weight = here.weight(part + step * sharers);
 #pragma unroll
           for (int i = 0; i < TILES; ++i)
@@ -213,20 +227,22 @@ __global__ void __launch_bounds__(Layout<ROWS, TILES>::kThreads, 1)
 #pragma unroll
               for (int c = 0; c < 4; ++c) sums[i][m][c] = fmaf(of_step[i][m][c], weight, sums[i][m][c]);
         } else if constexpr (kPair) {
-          // Of rows 2 t and 2 t + 1 of X, whose words are in lanes of g = 2 t and 2 t + 1.
-          const uint32_t sx[2] = {__shfl_sync(~0u, x.scales[0], 8 * t), __shfl_sync(~0u, x.scales[0], 8 * t + 4)};
-          multiply_pair(ring + slot * L::kSlotBytes, lane_of_w, x, {sw[0][0], sw[1][0]}, sx, fast, sums[0][0]);
+          uint32_t here_at[4];
+#pragma unroll
+          for (int b = 0; b < 4; ++b) here_at[b] = w_at[b] + slot_at;
+          multiply_pairs<TILES, kColumns>(here_at, x, x_lane, sw, fast, sums);
         } else {
-          multiply_step<ROWS, TILES>(ring + slot * L::kSlotBytes, lane_of_w, x, sw, fast, sums);
+          multiply_step<ROWS, TILES>(ring + slot_at, lane_of_w, x, sw, fast, sums);
         }
         __syncwarp();  // the slot may be filled again
-        slot = slot + 1 == kSlots ? 0 : slot + 1;
+        at = next_at, ask_at = slot_at;
+        slot_at = slot_at + L::kSlotBytes == kSlots * L::kSlotBytes ? 0 : slot_at + L::kSlotBytes;
       }
     }
     // Two buffers in turn: whoever writes the next round's sums may be ahead of those who read these.
     float* const mine = parts + ((round & 1) * kWarps + warp) * L::kPart;
     if constexpr (kPair)
-      Pairs<8, 2>::put(sums, lane, mine);
+      Pairs<ROWS, TILES>::template put<kColumns>(sums, lane, mine);
     else
       put_sums(sums, std::integral_constant<int, kHalves>(), lane, mine);
     __syncthreads();
