@@ -186,7 +186,10 @@ def test_the_heuristic_of_splits():
 @pytest.mark.parametrize(
     ("batch", "kv_heads", "rows", "keys", "waves", "split_k"),
     [
-        (1, 8, 4, 2048, 4, 8),  # 64 keys a warp
+        (1, 8, 4, 512, 4, 8),  # 16 keys a warp
+        (1, 8, 4, 2048, 4, 16),  # 32 keys a warp: more splits take longer
+        (1, 8, 4, 8192, 4, 32),  # 64 keys a warp
+        (4, 8, 4, 512, 4, 8),
         (8, 8, 4, 2048, 4, 4),
         (64, 8, 4, 2048, 2, 1),
         (512, 8, 4, 2048, 1, 1),

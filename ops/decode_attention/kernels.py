@@ -232,7 +232,8 @@ def _default(problem: Any, **tile: int) -> Iterator[Timed]:
 
 # Of a multiprocessor: so many warps have enough bytes under way for an H100, and twice as many read more slowly.
 STREAM_WARPS = 8
-STREAM_KEYS = 64  # that a warp has at least, in four steps: with fewer, adding up its sums takes longer than its keys
+# Keys that a warp has at least: with fewer in more splits than these, adding up sums takes longer than the keys.
+STREAM_KEYS, FEW_KEYS, FEW_SPLITS = 64, 16, 16
 
 
 def _stream_default(problem: Any, cu_count: int, **tile: int) -> Iterator[Timed]:
@@ -243,7 +244,8 @@ def _stream_default(problem: Any, cu_count: int, **tile: int) -> Iterator[Timed]
     batch, kv_heads, group, d, keys, _ = problem.key
     wanted = STREAM_WARPS * cu_count / max(batch * kv_heads * math.ceil(group / BLOCK_M), 1)  # of a KV head's rows
     waves = next((each for each in (4, 2) if wanted >= each / math.sqrt(2)), waves_per_range(d))
-    most = max(min(keys // (STREAM_KEYS * waves), MAX_SPLITS), 1).bit_length() - 1
+    able = min(keys // (FEW_KEYS * waves), max(FEW_SPLITS, keys // (STREAM_KEYS * waves)))
+    most = max(min(able, MAX_SPLITS), 1).bit_length() - 1
     yield 0.0, {**tile, "waves": waves, "split_k": 1 << max(min(round(math.log2(wanted / waves)), most), 0)}
 
 
