@@ -27,7 +27,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from helpers.peer_parts import deliver
 
 import hipforge
-from gpu import record, test_fp8_skinny_gemm, test_mxfp4_gemm, test_mxfp8_gemm, test_mxfp8_grouped_gemm
+from gpu import (
+    record,
+    test_fp8_skinny_gemm,
+    test_mxfp4_gemm,
+    test_mxfp4_grouped_gemm,
+    test_mxfp8_gemm,
+    test_mxfp8_grouped_gemm,
+)
 from hipforge.jit import demangle, obtain
 from hipforge.nn import Peers
 from hipforge.ops import summed_linear
@@ -323,6 +330,19 @@ def tile_stream_calls() -> None:
             tile_stream.launch_gate_up(*operands, slots=slots, blocks=7)
 
 
+def grouped4() -> None:
+    """Every configuration of the grouped MXFP4 kernels, in one launch and in several."""
+    for shape in ((5, 3, 7, 192, 1024), (40, 2, 3, 64, 288), (9000, 2, 3, 64, 96)):
+        of = test_mxfp4_grouped_gemm.case4(*shape)
+        bias, weights = torch.randn(of.w.shape[:2], device=DEVICE), torch.rand(of.slots, device=DEVICE)
+        for given in ((None, None), (bias, weights)):
+            for _ in test_mxfp4_grouped_gemm.runs(of, *given):
+                pass
+        for interleaved in (False, True):
+            for _ in test_mxfp4_grouped_gemm.gate_ups(of, bias, (1.702, 1.0, 7.0, interleaved)):
+                pass
+
+
 def attention(dtype: torch.dtype, half: torch.dtype) -> None:
     """Attention of queries in ``half`` over a cache of a dtype: fp8 (uint8: fp8 rows with words), 16 bits, int4."""
     pages, page, heads = 12, 16, 2
@@ -364,8 +384,8 @@ def _packed(
 
 def parts() -> dict[str, Callable[[], None]]:
     """Return what there is to run, by name; each takes a process of its own."""
-    found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts, "grouped": grouped}
-    found |= {"tile_stream": tile_stream_calls}
+    found: dict[str, Callable[[], None]] = {"products": products, "made": made, "experts": experts}
+    found |= {"grouped": grouped, "grouped4": grouped4, "tile_stream": tile_stream_calls}
     found |= {"made_of_sums": made_of_sums}
     found |= {f"ring_tiles-{tile}": partial(ring_tiles, tile) for tile in RING_TILES.parameters["tile"]}
     found |= {f"half_tiles-{tile}": partial(half_tiles, tile) for tile in HALF_TILES.parameters["tile"]}

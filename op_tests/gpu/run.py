@@ -42,8 +42,8 @@ FILES = (
 MODELS = "nn/test_generate"
 """The tests of whole models, of all those kernels together."""
 ON_GPU = (
-    "test_mxfp8_gemm", "test_mxfp8_grouped_gemm", "test_mxfp4_gemm", "test_fp8_skinny_gemm", "test_decode_attention",
-    "test_fused_linear", "test_token_experts", "test_all_reduce",
+    "test_mxfp8_gemm", "test_mxfp8_grouped_gemm", "test_mxfp4_gemm", "test_mxfp4_grouped_gemm", "test_fp8_skinny_gemm",
+    "test_decode_attention", "test_fused_linear", "test_token_experts", "test_all_reduce",
 )  # fmt: skip
 """The tests of kernels that only such a GPU has."""
 DIGESTS, CARD = "digests.json", "card.json"

@@ -20,12 +20,8 @@ from hipforge import devices
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fp8_grouped_gemm import fp8_gate_up_out, fp8_grouped_split_out, grouped_swiglu_fp8
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8, mxfp8_gate_up_out, split_workspace
-from hipforge.ops.mxfp4_grouped_gemm import (
-    grouped_swiglu_mxfp4,
-    mxfp4_gate_up_out,
-    mxfp4_grouped_split_out,
-    mxfp4_grouped_stream_out,
-)
+from hipforge.ops.mxfp4_grouped_gemm import grouped_swiglu_mxfp4, mxfp4_gate_up_out
+from hipforge.ops.mxfp4_grouped_gemm.family import mxfp4_grouped_split_out, mxfp4_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.stream import mxfp8_grouped_stream_out
 from hipforge.ops.mxfp8_grouped_gemm.kernels.wave_split import mxfp8_grouped_split_out
 

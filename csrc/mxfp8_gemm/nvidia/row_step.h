@@ -5,6 +5,7 @@
 // of 32 k, which has one scale in each operand, lane 4 g + t holds bytes 8 t to 8 t + 7 of rows g: two instructions, whose order
 // of k is the same in both operands. Each block is summed from zero in float32 and then multiplied by 2^(sx + sw - 254): the four
 // bytes of a step are added at once, and a byte is a float's exponent. Bytes outside 64 to 191, rare, are scaled one by one.
+// W's elements are a class: E4m3 here, E2m1 of the grouped MXFP4 GEMM.
 // Lane 4 g + t ends up with the sums of X's rows g + 8 h and W's rows 8 i + 2 t + j.
 #pragma once
 
@@ -83,7 +84,33 @@ struct Part {
   }
 };
 
-template <int ROWS>
+/// Where this lane reads block b of a tile's row g.
+struct LaneOfW {
+  int at[4];
+  __device__ __forceinline__ LaneOfW(int g, int t) {
+#pragma unroll
+    for (int b = 0; b < 4; ++b) at[b] = chunk_at(g, 2 * b + t / 2) + t % 2 * 8;
+  }
+};
+
+/// W's elements: how a step of a row lies in shared memory, and becomes f16.
+struct E4m3 {
+  using Lane = LaneOfW;
+  static constexpr int kLine = kStep, kLaneBytes = 8;  // of a row's step; of a lane's eight k
+  static constexpr uint32_t kLessened = 0;             // its f16 are its values over 2^kLessened
+  static __device__ __forceinline__ int chunk_at(int row, int chunk) { return row_stream::chunk_at(row, chunk); }
+  /// Eight k of X as bytes, in the order of halves().
+  static __device__ __forceinline__ uint2 ordered(uint2 bytes) { return bytes; }
+  /// Top bits where scales, and what a lessened W needs beyond them, are in range.
+  static __device__ __forceinline__ uint32_t usual(uint32_t scales) { return in_range(scales); }
+  static __device__ __forceinline__ void halves(const uint8_t* from, uint32_t (&w)[4]) {
+    const uint2 bytes = *reinterpret_cast<const uint2*>(from);
+    halves_of(bytes.x, w[0], w[1]);
+    halves_of(bytes.y, w[2], w[3]);
+  }
+};
+
+template <int ROWS, class W = E4m3>
 struct Factors {
   static constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups;
 
@@ -96,7 +123,7 @@ struct Factors {
       usual &= in_range(scales[h]) & in_range(scales[h] + 0x01010101u);
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
-        const uint2 bytes = part.bytes[h][b];
+        const uint2 bytes = W::ordered(part.bytes[h][b]);
         halves_of(bytes.x, a[b][h / 2][0][h % 2], a[b][h / 2][0][h % 2 + 2]);
         halves_of(bytes.y, a[b][h / 2][1][h % 2], a[b][h / 2][1][h % 2 + 2]);
       }
@@ -108,27 +135,17 @@ struct Factors {
   }
 };
 
-/// Where this lane reads block b of a tile's row g.
-struct LaneOfW {
-  int at[4];
-  __device__ __forceinline__ LaneOfW(int g, int t) {
-#pragma unroll
-    for (int b = 0; b < 4; ++b) at[b] = chunk_at(g, 2 * b + t / 2) + t % 2 * 8;
-  }
-};
-
 /// Adds the products of a step. `here` has W's lines, sw the scale words of rows 8 i + 2 t + j; fast where every scale is usual.
-template <int ROWS, int TILES>
-__device__ __forceinline__ void multiply_step(const uint8_t* here, const LaneOfW& lane, const Factors<ROWS>& x,
+template <int ROWS, int TILES, class W = E4m3>
+__device__ __forceinline__ void multiply_step(const uint8_t* here, const typename W::Lane& lane, const Factors<ROWS, W>& x,
                                               const uint32_t (&sw)[TILES][2], bool fast,
                                               float (&sums)[TILES][Part<ROWS>::kGroups][4]) {
   constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups;
+  constexpr uint32_t kBias = (64 - W::kLessened) * 0x01010101u;
   // Sums of one block of 32 k of tile i.
   const auto multiply = [&](int i, int b, float (&d)[kGroups][4]) {
-    const uint2 bytes = *reinterpret_cast<const uint2*>(here + i * kTileRows * kStep + lane.at[b]);
     uint32_t w[4];
-    halves_of(bytes.x, w[0], w[1]);
-    halves_of(bytes.y, w[2], w[3]);
+    W::halves(here + i * kTileRows * W::kLine + lane.at[b], w);
 #pragma unroll
     for (int m = 0; m < kGroups; ++m) {
 #pragma unroll
@@ -144,7 +161,7 @@ __device__ __forceinline__ void multiply_step(const uint8_t* here, const LaneOfW
 #pragma unroll
       for (int i = 0; i < TILES; ++i)
 #pragma unroll
-        for (int j = 0; j < 2; ++j) exponents[i][h][j] = (sw[i][j] - 0x40404040u) + (x.scales[h] - 0x3f3f3f3fu);
+        for (int j = 0; j < 2; ++j) exponents[i][h][j] = (sw[i][j] - kBias) + (x.scales[h] - 0x3f3f3f3fu);
     const auto block_of = [&](auto which) {
       constexpr int b = decltype(which)::value;
 #pragma unroll
@@ -174,7 +191,7 @@ __device__ __forceinline__ void multiply_step(const uint8_t* here, const LaneOfW
 #pragma unroll
           for (int j = 0; j < 2; ++j)
             sums[i][h / 2][h % 2 * 2 + j] +=
-                scaled(d[h / 2][h % 2 * 2 + j], sw[i][j] >> (8 * b) & 255, x.scales[h] >> (8 * b) & 255);
+                scaled(d[h / 2][h % 2 * 2 + j] * (1 << W::kLessened), sw[i][j] >> (8 * b) & 255, x.scales[h] >> (8 * b) & 255);
       }
   }
 }

@@ -25,6 +25,13 @@ struct Streamed : Problem {
   Divisor chunks, passes;  // of chunk_of() entries, of a tile; of a group
 };
 
+/// Operands whose W has elements of a class of row_step.h.
+template <class W>
+Operands with_elements(Operands given) {
+  given.payload = HF_E4M3FN, given.fp4 = W::kLine < kStep;
+  return given;
+}
+
 inline void check_sharing(int64_t sharers, int64_t blocks) {
   HF_CHECK(sharers >= 1 && sharers <= kWarps && (sharers & (sharers - 1)) == 0, "sharers must be a power of two up to ",
            kWarps, "; got ", sharers);

@@ -9,25 +9,5 @@
 #error "build a variant: -DHF_ROWS=8 or 16"
 #endif
 
-using hf::OptionalTensor;
-using hf::Tensor;
-using namespace hf::moe;
-
-static_assert(HF_ROWS == 8 || HF_ROWS == 16);
-
-/// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 [num_valid_tokens,
-/// N/2], out_scales uint8 [num_valid_tokens, N/64]; operands as in mxfp8_gate_up; limit infinite for none; rows, blocks and
-/// programmatic as in mxfp8_grouped_row_stream, with a quarter of the warps sharing K.
-void mxfp8_gate_up_row_stream_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale,
-                                  Tensor sorted_token_ids, Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias,
-                                  int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div,
-                                  int64_t block_m, double alpha, double beta, double limit, bool interleaved, int64_t rows,
-                                  int64_t blocks, bool programmatic, hipStream_t stream) {
-  HF_CHECK_ARCH(w, "sm_90");
-  const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
-                       num_valid_tokens, M_act, a_div, block_m, HF_E4M3FN};
-  Problem problem = problem_of(given);
-  take_gate_up(problem, out, out_scales, given, hf::checked_activation(alpha, beta, limit, interleaved));
-  stream_rows<HF_ROWS, true>(problem, given, rows, kWarps / kUnitPasses, blocks, programmatic, stream);
-}
+static constexpr auto& mxfp8_gate_up_row_stream_out = hf::moe::gate_up_row_stream_out<HF_ROWS, hf::row_stream::E4m3>;
 HF_EXPORT(mxfp8_gate_up_row_stream_out);

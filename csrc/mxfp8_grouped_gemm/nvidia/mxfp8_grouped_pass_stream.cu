@@ -5,40 +5,8 @@
 #include "hipforge/module.h"
 #include "pass_stream_kernel.h"
 
-using hf::OptionalTensor;
-using hf::Tensor;
-using namespace hf::moe;
-
-/// Writes out[slot] for every slot of a tile in use; other rows stay as they are. Operands as in mxfp8_grouped_split; sharers: warps
-/// that share K, a power of two up to 16; blocks: how many share the rows of W; programmatic: the launch may start before its
-/// predecessor has ended.
-void mxfp8_grouped_pass_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
-                                   Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor mul_weight_by,
-                                   OptionalTensor bias, int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act,
-                                   int64_t a_div, int64_t block_m, int64_t sharers, int64_t blocks, bool programmatic,
-                                   hipStream_t stream) {
-  HF_CHECK_ARCH(w, "sm_90");
-  const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
-                       num_valid_tokens, M_act, a_div, block_m, HF_E4M3FN};
-  Problem problem = problem_of(given);
-  take_output(problem, out, mul_weight_by, given);
-  stream_passes<false>(problem, given, sharers, blocks, programmatic, stream);
-}
+static constexpr auto& mxfp8_grouped_pass_stream_out = hf::moe::grouped_pass_stream_out<hf::row_stream::E4m3>;
 HF_EXPORT(mxfp8_grouped_pass_stream_out);
 
-/// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 [num_valid_tokens,
-/// N/2], out_scales uint8 [num_valid_tokens, N/64]; operands as in mxfp8_gate_up; limit infinite for none; sharers, at least 4,
-/// blocks and programmatic as above.
-void mxfp8_gate_up_pass_stream_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale,
-                                   Tensor sorted_token_ids, Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias,
-                                   int64_t E, int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div,
-                                   int64_t block_m, double alpha, double beta, double limit, bool interleaved, int64_t sharers,
-                                   int64_t blocks, bool programmatic, hipStream_t stream) {
-  HF_CHECK_ARCH(w, "sm_90");
-  const Operands given{a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
-                       num_valid_tokens, M_act, a_div, block_m, HF_E4M3FN};
-  Problem problem = problem_of(given);
-  take_gate_up(problem, out, out_scales, given, hf::checked_activation(alpha, beta, limit, interleaved));
-  stream_passes<true>(problem, given, sharers, blocks, programmatic, stream);
-}
+static constexpr auto& mxfp8_gate_up_pass_stream_out = hf::moe::gate_up_pass_stream_out<hf::row_stream::E4m3>;
 HF_EXPORT(mxfp8_gate_up_pass_stream_out);

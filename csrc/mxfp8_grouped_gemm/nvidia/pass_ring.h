@@ -17,15 +17,25 @@
 namespace hf::moe {
 
 constexpr int kMostStages = 2;            // more do not read faster
-constexpr int kApart = 32;                // bytes between rows in shared memory
 constexpr int kMostSteps = 3;             // of a warp
-constexpr int kMostPassK = 4096;
 constexpr int kStaticBytes = 2560;        // of shared memory
-static_assert(kStep % 128 == 0 && kApart == 32, "eight rows are in different banks");
+
+/// How passes of W's elements are kept: bytes between lines of 128 of neighbouring rows, the largest K and what it is a multiple of. E2m1
+/// has no NaN, so what lies behind a row may be multiplied by zeros.
+template <class W>
+struct Passes {
+  static constexpr bool kFour = W::kLine < kStep, kWhole = !kFour;  // K is a multiple of a step
+  static constexpr int kPacking = kStep / W::kLine, kApart = 4 * W::kLaneBytes;
+  static constexpr int kMostK = kFour ? kMostSteps * kWarps * kStep : 4096, kMultiple = kFour ? kStep / 2 : kStep;
+  static_assert(8 * kApart == 2 * kStep || 8 * kApart == kStep, "the rows of half a warp, or of one, are in different banks");
+  static_assert(kMultiple / kPacking % 16 == 0 && kTileRows * (kMultiple / kBlock) % 16 == 0, "runs are copied whole");
+};
 
 /// Returns how many steps of K a warp has, at most, where so many share it.
+template <class W = E4m3>
 inline int steps_of_warp(int64_t k, int64_t sharers) {
-  HF_CHECK(k % kStep == 0 && k <= kMostPassK, "K must be a multiple of ", kStep, " up to ", kMostPassK, "; got ", k);
+  using P = Passes<W>;
+  HF_CHECK(k % P::kMultiple == 0 && k <= P::kMostK, "K must be a multiple of ", P::kMultiple, " up to ", P::kMostK, "; got ", k);
   const int64_t steps = hf::ceil_div(k / kStep, sharers);
   HF_CHECK(steps <= kMostSteps, "K = ", k, " is ", steps, " steps of ", kStep, " for each of ", sharers,
            " warps that share it, more than ", kMostSteps, ": give more sharers");
@@ -36,8 +46,9 @@ struct Ring {
   int pitch, scale_pitch, stage_bytes, stages;  // from row to row of W and of its scales; of a stage, and how many a team has
 
   /// For teams of so many warps, in as many bytes of shared memory.
+  template <class W = E4m3>
   static Ring of(int64_t k, int64_t sharers, int64_t bytes) {
-    const int64_t pitch = k + kApart, scale_pitch = k / kBlock;
+    const int64_t pitch = hf::ceil_div(k / Passes<W>::kPacking, 128) * 128 + Passes<W>::kApart, scale_pitch = k / kBlock;
     const int64_t stage = kPassRows * (pitch + scale_pitch);
     return {static_cast<int>(pitch), static_cast<int>(scale_pitch), static_cast<int>(stage),
             static_cast<int>(hf::smaller(int64_t{kMostStages}, bytes / (kWarps / sharers * stage)))};
@@ -62,9 +73,13 @@ struct Team {
 };
 
 // One stage of all teams always fits beside what the kernels keep.
-constexpr int kMostStageBytes = kPassRows * kWarps * kMostSteps * (kStep + kStep / kBlock) + kWarps * kPassRows * kApart;
+constexpr int kMostStageBytes = kPassRows * kWarps * kMostSteps * (kStep + kStep / kBlock) + kWarps * kPassRows * Passes<E4m3>::kApart;
 static_assert(kMostStageBytes + 64 * 1024 <= kMostShared);
-static_assert(kPassRows * (kMostPassK + kApart + kMostPassK / kBlock) * kMostStages + 64 * 1024 <= kMostShared);
+template <class W>
+constexpr int stage_bytes_at_most() {
+  return kPassRows * (Passes<W>::kMostK / Passes<W>::kPacking + Passes<W>::kApart + Passes<W>::kMostK / kBlock);
+}
+static_assert(stage_bytes_at_most<E4m3>() * kMostStages + 64 * 1024 <= kMostShared);
 
 /// Copies a multiple of 16 bytes, which `barrier` counts.
 __device__ __forceinline__ void copy_run(uint32_t to, const uint8_t* from, int bytes, uint32_t barrier) {
@@ -81,28 +96,35 @@ __device__ __forceinline__ void copy_run_once(uint32_t to, const uint8_t* from, 
                : "memory");
 }
 
-/// Adds the products of a step. `here` has this lane's bytes of W's row g, `scales` that row's word; x_less: X's words less
-/// 0x7f7f7f7f, of its columns 2 t + j; `usual`: all of them are in 64..191.
-__device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const uint8_t* scales, const Ring& r,
+/// The four scale bytes at `from`, of blocks from k0 on: a word, or where steps need not be whole two pairs, of which those past K are 1.
+template <class W>
+__device__ __forceinline__ uint32_t pass_scales(const uint8_t* from, int k0, int k) {
+  if (Passes<W>::kWhole) return *reinterpret_cast<const uint32_t*>(from);
+  const uint16_t* const pairs = reinterpret_cast<const uint16_t*>(from);
+  return pairs[0] | (k0 + kStep / 2 < k ? uint32_t{pairs[1]} << 16 : 0x7f7f0000u);
+}
+
+/// Adds the products of the step at k0 of K. `here` has this lane's elements of W's row g, `scales` that row's four; x_less: X's words
+/// less kScaleBias<W>, of its columns 2 t + j; `usual`: all of them are in 64..191.
+template <class W>
+constexpr uint32_t kScaleBias = (127 - W::kLessened) * 0x01010101u;
+template <class W = E4m3>
+__device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const uint8_t* scales, const Ring& r, int k0, int k,
                                                    const uint32_t (&x)[4][4], const uint32_t (&x_less)[2], bool usual,
                                                    float (&sums)[2][2]) {
   uint32_t sw[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) sw[h] = *reinterpret_cast<const uint32_t*>(scales + h * kTileRows * r.scale_pitch);
+  for (int h = 0; h < 2; ++h) sw[h] = pass_scales<W>(scales + h * kTileRows * r.scale_pitch, k0, k);
   const auto multiply = [&](int b, float (&d)[4]) {
-    const uint2 top = *reinterpret_cast<const uint2*>(here + b * kBlock);
-    const uint2 low = *reinterpret_cast<const uint2*>(here + kTileRows * r.pitch + b * kBlock);
-    uint32_t a[2][4];
-    halves_of(top.x, a[0][0], a[0][2]);
-    halves_of(low.x, a[0][1], a[0][3]);
-    halves_of(top.y, a[1][0], a[1][2]);
-    halves_of(low.y, a[1][1], a[1][3]);
+    uint32_t top[4], low[4];
+    W::halves(here + b * (W::kLine / 4), top);
+    W::halves(here + kTileRows * r.pitch + b * (W::kLine / 4), low);
 #pragma unroll
     for (int c = 0; c < 4; ++c) d[c] = 0;
-    multiply_add(d, a[0], x[b][0], x[b][1]);
-    multiply_add(d, a[1], x[b][2], x[b][3]);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) multiply_add(d, {top[i], low[i], top[i + 1], low[i + 1]}, x[b][i], x[b][i + 1]);
   };
-  if (usual && __all_sync(~0u, (in_range(sw[0]) & in_range(sw[1]) & 0x80808080u) == 0x80808080u)) {
+  if (usual && __all_sync(~0u, (W::usual(sw[0]) & W::usual(sw[1]) & 0x80808080u) == 0x80808080u)) {
     uint32_t exponents[2][2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -128,7 +150,8 @@ __device__ __forceinline__ void multiply_pass_step(const uint8_t* here, const ui
       for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
-          sums[h][j] += scaled(d[2 * h + j], sw[h] >> (8 * b) & 255, (x_less[j] + 0x7f7f7f7fu) >> (8 * b) & 255);
+          sums[h][j] += scaled(d[2 * h + j] * (1 << W::kLessened), sw[h] >> (8 * b) & 255,
+                               (x_less[j] + kScaleBias<W>) >> (8 * b) & 255);
     }
   }
 }

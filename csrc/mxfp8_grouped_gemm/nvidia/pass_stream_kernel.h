@@ -1,6 +1,6 @@
-// Y[slot] = A[slot / a_div] W[expert]^T from MX-FP8 for few slots of an expert on sm_90, as in row_stream_kernel.h: the rows of W
-// of all experts that have slots are one stream, of which every multiprocessor has an equal share. Here the copy engine brings
-// whole passes, and X stays in registers: for K a multiple of 128 up to 4096, and N of 16.
+// Y[slot] = A[slot / a_div] W[expert]^T for few slots of an expert on sm_90, as in row_stream_kernel.h: the rows of W of all experts
+// that have slots are one stream, of which every multiprocessor has an equal share. Here the copy engine brings whole passes, and X
+// stays in registers: for N a multiple of 16, and K of 128 up to 4096 with W in MX-FP8, of 64 up to 6144 in MXFP4.
 //
 //    groups of up to 8 slots of one expert, in the order of the tiles             A block first lists the groups that have a
 //    +------------+------------+------------+-- ... --+                           slot, then takes its part of all passes.
@@ -14,7 +14,7 @@
 // With GATE_UP a pass is 8 rows of the gate and the 8 of up (interleaved: 16 rows of both). A team takes four neighbouring passes,
 // which have a block of 32 results of each slot: then a warp finishes a slot, a lane one result, and writes them as MX-FP8.
 //
-// Bytes moved: N K (1 + 1/32) of W once for each group, K (1 + 1/32) of X per slot and block from L2, 2 N per slot written (N/2
+// Bytes moved: N K (1 + 1/32) of W, of MXFP4 N K (1/2 + 1/32), once for each group, K (1 + 1/32) of X per slot and block from L2, 2 N per slot written (N/2
 // (1 + 1/32) with GATE_UP). Bound: W over the memory's bandwidth.
 #pragma once
 
@@ -34,10 +34,13 @@ struct PassLayout {
   static_assert(kRingAt + kMostStageBytes + kMostGroups * int(sizeof(Group)) + kStaticBytes <= kMostShared);
 };
 
-template <int STEPS, bool GATE_UP>
-__global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const Streamed p, const Ring r) {
+/// W: the class of its elements.
+template <int STEPS, bool GATE_UP, class W>
+__global__ void __launch_bounds__(kThreads, 1) grouped_pass_stream(const Streamed p, const Ring r) {
   using L = PassLayout<GATE_UP>;
+  constexpr int kPacking = Passes<W>::kPacking;
   static_assert(STEPS <= kMostSteps);
+  static_assert(kMostStages * stage_bytes_at_most<W>() + 64 * 1024 <= kMostShared);
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t barriers[kWarps * kMostStages];
   float* const parts = reinterpret_cast<float*>(shared);
@@ -78,8 +81,9 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
       for (int b = 0; b < 4; ++b) bytes[s][b] = make_uint2(0, 0);
       if (k0 < p.k) {
 #pragma unroll
-        for (int b = 0; b < 4; ++b) bytes[s][b] = __ldg(reinterpret_cast<const uint2*>(from + k0 + b * kBlock));
-        words[s] = __ldg(reinterpret_cast<const uint32_t*>(scales + k0 / kBlock));
+        for (int b = 0; b < 4; ++b)
+          if (Passes<W>::kWhole || k0 + b * kBlock < p.k) bytes[s][b] = __ldg(reinterpret_cast<const uint2*>(from + k0 + b * kBlock));
+        words[s] = pass_scales<W>(scales + k0 / kBlock, k0, p.k);
       }
     }
     return [=, &x, &x_less, &usual_x] {
@@ -88,11 +92,12 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
       for (int s = 0; s < STEPS; ++s) {
         usual &= in_range(words[s]) & in_range(words[s] + 0x01010101u);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) x_less[s][j] = __shfl_sync(~0u, words[s], 8 * t + 4 * j) - 0x7f7f7f7fu;
+        for (int j = 0; j < 2; ++j) x_less[s][j] = __shfl_sync(~0u, words[s], 8 * t + 4 * j) - kScaleBias<W>;
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
-          halves_of(bytes[s][b].x, x[s][b][0], x[s][b][1]);
-          halves_of(bytes[s][b].y, x[s][b][2], x[s][b][3]);
+          const uint2 ordered = W::ordered(bytes[s][b]);
+          halves_of(ordered.x, x[s][b][0], x[s][b][1]);
+          halves_of(ordered.y, x[s][b][2], x[s][b][3]);
         }
       }
       usual_x = __all_sync(~0u, usual == 0x80808080u);
@@ -109,10 +114,10 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     const int halves = split ? 2 : 1, rows = kPassRows / halves;  // of a run
     const auto row_of = [&](int row) { return of_expert + in_group * rows + (row >= rows ? p.n / 2 + row - rows : row); };
     const uint32_t barrier = team.full + stage * 8, to = shared_address(ring + stage * r.stage_bytes), scales = to + r.scales_at();
-    if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k + scale_pitch));
+    if (lane == 0) arrive_expecting(barrier, kPassRows * (p.k / kPacking + scale_pitch));
     __syncwarp();
     if (lane < kPassRows) {
-      copy_run(to + lane * r.pitch, p.w + row_of(lane) * p.k, p.k, barrier);
+      copy_run(to + lane * r.pitch, p.w + row_of(lane) * (p.k / kPacking), p.k / kPacking, barrier);
     } else if (lane - kPassRows < halves) {
       const int row = (lane - kPassRows) * rows;
       copy_run(scales + row * scale_pitch, p.w_scales + row_of(row) * scale_pitch, rows * scale_pitch, barrier);
@@ -134,14 +139,14 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
     // Two buffers in turn: whoever writes the next pass's sums may be ahead of those who read these.
     float* const all = parts + ((i & 1) * kWarps + (team.number << p.k_shift)) * kPassSums;
     float sums[2][2] = {};
-    const uint8_t* const here = ring + stage * r.stage_bytes + g * r.pitch + 8 * t;
+    const uint8_t* const here = ring + stage * r.stage_bytes + g * r.pitch + W::kLaneBytes * t;
     const uint8_t* const scales = ring + stage * r.stage_bytes + r.scales_at() + g * r.scale_pitch;
     wait_phase(team.full + stage * 8, parity);
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
       const int k0 = (team.part + s * team.sharers) * kStep;
       if (k0 >= p.k) break;
-      multiply_pass_step(here + k0, scales + k0 / kBlock, r, x[s], x_less[s], usual_x, sums);
+      multiply_pass_step<W>(here + k0 / kPacking, scales + k0 / kBlock, r, k0, p.k, x[s], x_less[s], usual_x, sums);
     }
     *reinterpret_cast<float4*>(all + team.part * kPassSums + lane * 4) = make_float4(sums[0][0], sums[0][1], sums[1][0], sums[1][1]);
     meet(team.number, team.sharers * 32);
@@ -186,32 +191,65 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_pass_stream(const S
 }
 
 /// Launches it; p.most_groups is not 0.
-template <bool GATE_UP>
+template <bool GATE_UP, class W>
 inline void launch_passes(const Streamed& p, int64_t blocks, bool programmatic, hipStream_t stream) {
   using L = PassLayout<GATE_UP>;
   const int64_t sharers = int64_t{1} << p.k_shift;
   HF_CHECK(!GATE_UP || sharers >= kWarps / L::kMostTeams, "sharers must be at least ", kWarps / L::kMostTeams,
            " with gate and up; got ", sharers);
-  const int steps = steps_of_warp(p.k, sharers);
+  const int steps = steps_of_warp<W>(p.k, sharers);
   const int list_bytes = p.most_groups * static_cast<int>(sizeof(Group));
-  const Ring ring = Ring::of(p.k, sharers, kMostShared - kStaticBytes - L::kRingAt - list_bytes);
-  const auto kernel = steps == 1   ? mxfp8_grouped_pass_stream<1, GATE_UP>
-                      : steps == 2 ? mxfp8_grouped_pass_stream<2, GATE_UP>
-                                   : mxfp8_grouped_pass_stream<3, GATE_UP>;
+  const Ring ring = Ring::of<W>(p.k, sharers, kMostShared - kStaticBytes - L::kRingAt - list_bytes);
+  const auto kernel = steps == 1   ? grouped_pass_stream<1, GATE_UP, W>
+                      : steps == 2 ? grouped_pass_stream<2, GATE_UP, W>
+                                   : grouped_pass_stream<3, GATE_UP, W>;
   hf::Launch at{static_cast<uint32_t>(blocks), kThreads, static_cast<uint32_t>(L::kRingAt + ring.bytes(sharers) + list_bytes), stream};
   at.programmatic = programmatic;
   hf::launch(kernel, at, p, ring);
 }
 
 /// Launches it on a problem that has its results: `sharers` warps for a part of K, `blocks` for the stream of W.
-template <bool GATE_UP>
+template <bool GATE_UP, class W>
 inline void stream_passes(const Problem& problem, const Operands& given, int64_t sharers, int64_t blocks, bool programmatic,
                           hipStream_t stream) {
   const Streamed streamed = streamed_of(problem, given, kSlotsAtOnce, sharers, blocks);
   HF_CHECK(given.n % kPassRows == 0, "N must be a multiple of ", kPassRows, "; got ", given.n);
   check_operand(given.w_scales, "w_scale", kE8m0, {given.experts, given.n, given.k / kMxBlock}, mxfp8::kPerBlock, kAligned);
   check_operand(given.a_scales, "a_scale", kE8m0, {given.a_rows, given.k / kMxBlock}, mxfp8::kPerBlock, {4});
-  if (streamed.most_groups > 0) launch_passes<GATE_UP>(streamed, blocks, programmatic, stream);
+  if (streamed.most_groups > 0) launch_passes<GATE_UP, W>(streamed, blocks, programmatic, stream);
+}
+
+/// Writes out[slot] for every slot of a tile in use; other rows stay as they are. Operands as in mxfp8_grouped_split; sharers: warps
+/// that share K, a power of two up to 16; blocks: how many share the rows of W; programmatic: the launch may start before its
+/// predecessor has ended.
+template <class W>
+void grouped_pass_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids, Tensor expert_ids,
+                             Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, OptionalTensor bias, int64_t E, int64_t N,
+                             int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m, int64_t sharers,
+                             int64_t blocks, bool programmatic, hipStream_t stream) {
+  HF_CHECK_ARCH(w, "sm_90");
+  const Operands given = with_elements<W>({a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                                           num_valid_tokens, M_act, a_div, block_m});
+  Problem problem = problem_of(given);
+  take_output(problem, out, mul_weight_by, given);
+  stream_passes<false, W>(problem, given, sharers, blocks, programmatic, stream);
+}
+
+/// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 [num_valid_tokens,
+/// N/2], out_scales uint8 [num_valid_tokens, N/64]; operands as in mxfp8_gate_up; limit infinite for none; sharers, at least 4,
+/// blocks and programmatic as above.
+template <class W>
+void gate_up_pass_stream_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale,
+                             Tensor sorted_token_ids, Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias, int64_t E,
+                             int64_t N, int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m,
+                             double alpha, double beta, double limit, bool interleaved, int64_t sharers, int64_t blocks,
+                             bool programmatic, hipStream_t stream) {
+  HF_CHECK_ARCH(w, "sm_90");
+  const Operands given = with_elements<W>({a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                                           num_valid_tokens, M_act, a_div, block_m});
+  Problem problem = problem_of(given);
+  take_gate_up(problem, out, out_scales, given, hf::checked_activation(alpha, beta, limit, interleaved));
+  stream_passes<true, W>(problem, given, sharers, blocks, programmatic, stream);
 }
 
 }  // namespace hf::moe

@@ -1,6 +1,6 @@
-// Y[slot] = A[slot / a_div] W[expert]^T from MX-FP8 for few slots of an expert on sm_90: the rows of W of all experts that have
-// slots are one stream, of which every multiprocessor has an equal share. This kernel is for 16 slots at once, and for 8 with
-// the K and N that pass_stream_kernel.h does not take.
+// Y[slot] = A[slot / a_div] W[expert]^T for few slots of an expert on sm_90, A in MX-FP8 and W in MX-FP8 or MXFP4: the rows of W of
+// all experts that have slots are one stream, of which every multiprocessor has an equal share. With MX-FP8 this kernel is for 16
+// slots at once, and for 8 with the K and N that pass_stream_kernel.h does not take.
 //
 //    groups of up to ROWS slots of one expert, in the order of the tiles          A block first lists the groups that have a
 //    +------------+------------+------------+-- ... --+                           slot (ROWS entries of a tile; others cost
@@ -19,7 +19,7 @@
 // With GATE_UP a pass is 8 rows of the gate and the 8 of up (interleaved: 16 rows of both), four teams share 64 rows, so that a
 // round has a block of 32 results of each slot: a warp finishes one slot, a lane one result, and writes them as MX-FP8.
 //
-// Bytes moved: N K (1 + 1/32) of W once for each group, K (1 + 1/32) of X per slot and block from L2, 2 N per slot written. Bound:
+// Bytes moved: N K (1 + 1/32) of W, of MXFP4 N K (1/2 + 1/32), once for each group, K (1 + 1/32) of X per slot and block from L2, 2 N per slot written. Bound:
 // W over the memory's bandwidth.
 #pragma once
 
@@ -27,12 +27,12 @@
 
 namespace hf::moe {
 
-constexpr int kSlots = 3;  // of a warp's ring
-
-template <int ROWS>
+/// W: the class of its elements.
+template <int ROWS, class W>
 struct Layout {
   static_assert(ROWS == 8 || ROWS == 16);
-  static constexpr int kScalesAt = kPassRows * kStep;              // in a slot of the ring: a word of each row
+  static constexpr int kSlots = 3 * (kStep / W::kLine);            // of a warp's ring
+  static constexpr int kScalesAt = kPassRows * W::kLine;           // in a slot of the ring: a word of each row
   static constexpr int kSlotBytes = kScalesAt + kPassRows * 4;
   static constexpr int kPart = kPassRows * ROWS;                   // floats of a warp's sums
   static constexpr int kPartsAt = kWarps * kSlots * kSlotBytes;
@@ -42,9 +42,12 @@ struct Layout {
 };
 
 /// ALIGNED: K is a multiple of a step and scales are read as words.
-template <int ROWS, bool GATE_UP, bool ALIGNED>
-__global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const Streamed p) {
-  using L = Layout<ROWS>;
+template <int ROWS, bool GATE_UP, bool ALIGNED, class W>
+__global__ void __launch_bounds__(kThreads, 1) grouped_row_stream(const Streamed p) {
+  using L = Layout<ROWS, W>;
+  constexpr int kSlots = L::kSlots, kPacking = kStep / W::kLine;    // elements in a byte
+  constexpr int kChunks = W::kLine / 16, kRowsAtOnce = 32 / kChunks;  // of a row's step; that a copy of a warp has
+  static_assert(kTileRows % kRowsAtOnce == 0);
   constexpr int kHalves = Part<ROWS>::kHalves, kGroups = Part<ROWS>::kGroups;
   extern __shared__ __align__(128) uint8_t shared[];
   float* const parts = reinterpret_cast<float*>(shared + L::kPartsAt);
@@ -62,9 +65,9 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
   const int each = units / blocks, more = units % blocks;
   const int first = (block * each + min(block, more)) * kUnit, passes = (each + (block < more)) * kUnit;
 
-  // The next step to ask for: this lane's 16 bytes of every fourth row, and the scales of row `lane`.
+  // The next step to ask for: this lane's 16 bytes of every fourth or eighth row, and the scales of row `lane`.
   uint8_t* const ring = shared + warp * kSlots * L::kSlotBytes;
-  uint8_t* const ask_to = ring + chunk_at(lane / kLineChunks, lane % kLineChunks);
+  uint8_t* const ask_to = ring + W::chunk_at(lane / kChunks, lane % kChunks);
   const bool split = GATE_UP && !p.activation.interleaved;  // up's rows are n / 2 below the gate's
   const uint32_t tile_rows = split ? p.n / 2 : kTileRows;
   int ask_pass = team, ask_step = 0, rows_left = 0, k_left = 0;
@@ -79,20 +82,20 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
     if (ask_pass < passes && steps > 0) {
       if (ask_step == 0) {
         const int pass = first + ask_pass, group = p.passes.quotient(pass), in_group = pass - group * p.passes.value;
-        const int row = in_group * (split ? kTileRows : kPassRows), copied = row + lane / kLineChunks;
+        const int row = in_group * (split ? kTileRows : kPassRows), copied = row + lane / kChunks;
         const size_t of_expert = size_t(groups[group].expert) * p.n;
         const int scaled_row = min(row + lane % kPassRows / kTileRows * static_cast<int>(tile_rows) + lane % kTileRows, p.n - 1);
         rows_left = p.n - copied;
-        k_left = p.k - part * kStep - lane % kLineChunks * 16;
-        ask = p.w + (of_expert + copied) * p.k + (p.k - k_left);
+        k_left = p.k - part * kStep - lane % kChunks * 16 * kPacking;
+        ask = p.w + ((of_expert + copied) * p.k + (p.k - k_left)) / kPacking;
         ask_scales = p.w_scales + (of_expert + scaled_row) * scale_pitch + part * 4;
       }
       uint8_t* const to = ring + slot * L::kSlotBytes;
 #pragma unroll
-      for (int j = 0; j < 2 * kPassTiles; ++j) {
-        const uint32_t row = j / 2 * tile_rows + j % 2 * 4;
-        const bool there = (GATE_UP || rows_left > j * 4) && (ALIGNED || k_left > 0);
-        copy_async(ask_to + slot * L::kSlotBytes + j * 4 * kStep, there ? ask + row * p.k : p.w, there ? 16 : 0);
+      for (int at = 0; at < kPassRows; at += kRowsAtOnce) {
+        const uint32_t row = at / kTileRows * tile_rows + at % kTileRows;
+        const bool there = (GATE_UP || rows_left > at) && (ALIGNED || k_left > 0);
+        copy_async(ask_to + slot * L::kSlotBytes + at * W::kLine, there ? ask + row * (p.k / kPacking) : p.w, there ? 16 : 0);
       }
       if (lane < kPassRows) {
         if (ALIGNED) {
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
         }
       }
       if (!ALIGNED) pending_to = to + L::kScalesAt + lane * 4;
-      ask += step_bytes, k_left -= step_bytes, ask_scales += step_bytes / kBlock;
+      ask += step_bytes / kPacking, k_left -= step_bytes, ask_scales += step_bytes / kBlock;
       if (++ask_step == steps) ask_step = 0, ask_pass += teams;
     }
     commit_copies();
@@ -140,13 +143,13 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
   };
   if (steps > 0) load_x();
 
-  const LaneOfW lane_of_w(g, t);
+  const typename W::Lane lane_of_w(g, t);
   int slot = 0;
   for (int of_team = team, round = 0; of_team < passes; of_team += teams, ++round) {
     float sums[kPassTiles][kGroups][4] = {};
     for (int step = 0; step < steps; ++step) {
       ask_next(slot == 0 ? kSlots - 1 : slot - 1);
-      const Factors<ROWS> x(x_next);
+      const Factors<ROWS, W> x(x_next);
       load_x();
       wait_copies<kSlots - 1>();
       __syncwarp();
@@ -156,9 +159,9 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
       for (int i = 0; i < kPassTiles; ++i) {
         const uint2 words = *reinterpret_cast<const uint2*>(here + L::kScalesAt + (i * kTileRows + 2 * t) * 4);
         sw[i][0] = words.x, sw[i][1] = words.y;
-        usual &= in_range(words.x) & in_range(words.y);
+        usual &= W::usual(words.x) & W::usual(words.y);
       }
-      multiply_step<ROWS, kPassTiles>(here, lane_of_w, x, sw, __all_sync(~0u, usual == 0x80808080u), sums);
+      multiply_step<ROWS, kPassTiles, W>(here, lane_of_w, x, sw, __all_sync(~0u, usual == 0x80808080u), sums);
       __syncwarp();  // the slot may be filled again
       slot = slot + 1 == kSlots ? 0 : slot + 1;
     }
@@ -209,18 +212,49 @@ __global__ void __launch_bounds__(kThreads, 1) mxfp8_grouped_row_stream(const St
 }
 
 /// Launches the kernel on a problem that has its results: `sharers` warps for a part of K, `blocks` for the stream of W.
-template <int ROWS, bool GATE_UP>
+template <int ROWS, bool GATE_UP, class W>
 inline void stream_rows(const Problem& problem, const Operands& given, int64_t rows, int64_t sharers, int64_t blocks,
                         bool programmatic, hipStream_t stream) {
-  using L = Layout<ROWS>;
+  using L = Layout<ROWS, W>;
   HF_CHECK(rows == ROWS, "this variant of the module has rows = ", ROWS, "; got ", rows);
   const Streamed streamed = streamed_of(problem, given, ROWS, sharers, blocks);
   if (streamed.most_groups == 0) return;
   hf::Launch at{static_cast<uint32_t>(blocks), kThreads, L::kBytes, stream};
   at.programmatic = programmatic;
-  const auto kernel = has_scale_words(given) ? mxfp8_grouped_row_stream<ROWS, GATE_UP, true>
-                                             : mxfp8_grouped_row_stream<ROWS, GATE_UP, false>;
+  const auto kernel = has_scale_words(given) ? grouped_row_stream<ROWS, GATE_UP, true, W> : grouped_row_stream<ROWS, GATE_UP, false, W>;
   hf::launch(kernel, at, streamed);
+}
+
+/// Writes out[slot] for every slot of a tile in use; other rows stay as they are. Operands as in mxfp8_grouped_split; rows, slots
+/// of an expert at a time; sharers: warps that share K, a power of two up to 16; blocks: how many share the rows
+/// of W; programmatic: the launch may start before its predecessor has ended.
+template <int ROWS, class W>
+void grouped_row_stream_out(Tensor out, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids, Tensor expert_ids,
+                            Tensor num_tokens_post_padded, OptionalTensor mul_weight_by, OptionalTensor bias, int64_t E, int64_t N,
+                            int64_t K, int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m, int64_t rows,
+                            int64_t sharers, int64_t blocks, bool programmatic, hipStream_t stream) {
+  HF_CHECK_ARCH(w, "sm_90");
+  const Operands given = with_elements<W>({a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                                           num_valid_tokens, M_act, a_div, block_m});
+  Problem problem = problem_of(given);
+  take_output(problem, out, mul_weight_by, given);
+  stream_rows<ROWS, false, W>(problem, given, rows, sharers, blocks, programmatic, stream);
+}
+
+/// Writes out[slot] and out_scales[slot] for every slot of a tile in use; other rows stay as they are. out e4m3 [num_valid_tokens,
+/// N/2], out_scales uint8 [num_valid_tokens, N/64]; operands as in mxfp8_gate_up; limit infinite for none; rows, blocks and
+/// programmatic as in grouped_row_stream_out, with a quarter of the warps sharing K.
+template <int ROWS, class W>
+void gate_up_row_stream_out(Tensor out, Tensor out_scales, Tensor a_q, Tensor a_scale, Tensor w, Tensor w_scale, Tensor sorted_token_ids,
+                            Tensor expert_ids, Tensor num_tokens_post_padded, OptionalTensor bias, int64_t E, int64_t N, int64_t K,
+                            int64_t num_valid_tokens, int64_t M_act, int64_t a_div, int64_t block_m, double alpha, double beta,
+                            double limit, bool interleaved, int64_t rows, int64_t blocks, bool programmatic, hipStream_t stream) {
+  HF_CHECK_ARCH(w, "sm_90");
+  const Operands given = with_elements<W>({a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, bias, E, N, K,
+                                           num_valid_tokens, M_act, a_div, block_m});
+  Problem problem = problem_of(given);
+  take_gate_up(problem, out, out_scales, given, hf::checked_activation(alpha, beta, limit, interleaved));
+  stream_rows<ROWS, true, W>(problem, given, rows, kWarps / kUnitPasses, blocks, programmatic, stream);
 }
 
 }  // namespace hf::moe

@@ -31,23 +31,27 @@ from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED
 KERNEL = "mxfp8_grouped_pass_stream"
 MODULE = "module_mxfp8_grouped_gemm_pass_stream"
 ROWS = 8  # slots of an expert that a block multiplies at once
+MOST_STEPS = 3  # of K, of a warp
+BEST_STEPS = MappingProxyType({1: 2, 2: 3})  # at most, by the elements in a byte of W
 MOST_K = 4096  # two passes in shared memory
-MOST_STEPS, BEST_STEPS = 3, 2  # of K, of a warp
+# By the elements in a byte of W: what K is a multiple of, and the largest.
+_K_LIMITS = MappingProxyType({1: (K_STEP, MOST_K), 2: (K_STEP // 2, MOST_STEPS * WARPS * K_STEP)})
 GATE_UP_SHARERS = 4  # the fewest, with gate and up
 # Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches, less with a short K.
 START_US, BYTES_PER_US = 4.0, {True: 2.5e6, False: 2.8e6}
 SHORT_K = 1024
 
 
-def steps_refusal(k: int, sharers: int) -> str | None:
-    """Return what warps that share K need and do not have, or None."""
-    if k % K_STEP or k > MOST_K:
-        return f"K of a multiple of {K_STEP}, at most {MOST_K}"
+def steps_refusal(k: int, sharers: int, packing: int = 1) -> str | None:
+    """Return what warps that share K need and do not have, or None; W has ``packing`` elements in a byte."""
+    multiple, most = _K_LIMITS[packing]
+    if k % multiple or k > most:
+        return f"K of a multiple of {multiple}, at most {most}"
     fits = k_steps(k) <= MOST_STEPS * sharers
     return None if fits else f"more sharers: a warp keeps {MOST_STEPS} steps of K, of {K_STEP}"
 
 
-def sharers_for(k: int, passes: float = WARPS, steps: int = BEST_STEPS) -> int:
+def sharers_for(k: int, passes: float = WARPS, steps: int = BEST_STEPS[1]) -> int:
     """Return how many warps share K: the fewest that have up to ``steps`` steps, more where some would have no pass.
 
     Args:
@@ -61,28 +65,32 @@ def sharers_for(k: int, passes: float = WARPS, steps: int = BEST_STEPS) -> int:
     return sharers
 
 
-def _candidates(cell: Any, arch: str) -> list[Configuration]:
+def candidates(cell: Any, arch: str, packing: int = 1) -> list[Configuration]:
+    """Return configurations for a tuner to compare."""
     k = cell.key[2]
     blocks = archs.get(arch).cu_count
-    fit = [count for count in SHARERS if count <= max(1, k_steps(k)) and steps_refusal(k, count) is None]
+    fit = [count for count in SHARERS if count <= max(1, k_steps(k)) and steps_refusal(k, count, packing) is None]
     return [{"sharers": sharers, "blocks": blocks} for sharers in fit if cell.key[1] % PASS_ROWS == 0]
 
 
-def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+def timed(problem: Any, arch: str, cu_count: int, packing: int = 1) -> Iterator[Timed]:
+    """Yield the rough time of the configuration for a problem that the kernel takes."""
     slots, n, k = problem.key[:3]
     read = loads(slots, problem.experts, ROWS)
-    given = {"sharers": sharers_for(k, read * n / PASS_ROWS / cu_count), "blocks": cu_count}
-    if _refusal(given, problem.key, arch) is None:
-        yield START_US + read * n * k / BYTES_PER_US[k < SHORT_K], given
+    sharers = sharers_for(k, read * n / PASS_ROWS / cu_count, BEST_STEPS[packing])
+    given = {"sharers": sharers, "blocks": cu_count}
+    if refusal(given, problem.key, arch, packing) is None:
+        yield START_US + read * n * k / packing / BYTES_PER_US[k < SHORT_K], given
 
 
-def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
+def refusal(given: Configuration, key: Sequence[int], arch: str, packing: int = 1) -> str | None:
+    """Return what a problem must be for the kernel in a configuration, or None."""
     slots, n, k = key[:3]
     if slots > MOST_SLOTS:
         return f"M of at most {MOST_SLOTS}"
     if n % PASS_ROWS or n > MAX_N:
         return f"N of a multiple of {PASS_ROWS}, at most {MAX_N}"
-    return steps_refusal(k, given["sharers"])
+    return steps_refusal(k, given["sharers"], packing)
 
 
 mxfp8_grouped_pass_stream_out = stub(
@@ -157,7 +165,7 @@ STREAM = Kernel(
     archs=("sm_90",),
     parameters=MappingProxyType({"sharers": SHARERS, "blocks": range(1, MOST_BLOCKS + 1)}),
     launch=_launch,
-    candidates=_candidates,
-    refusal=_refusal,
-    default=_default,
+    candidates=candidates,
+    refusal=refusal,
+    default=timed,
 )

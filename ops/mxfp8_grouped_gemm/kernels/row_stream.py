@@ -70,7 +70,8 @@ def sharers_for(passes: float, k: int, rows: int) -> int:
     return sharers
 
 
-def _candidates(cell: Any, arch: str) -> list[Configuration]:
+def candidates(cell: Any, arch: str) -> list[Configuration]:
+    """Return configurations for a tuner to compare."""
     most = min(WARPS, max(1, k_steps(cell.key[2])))
     return [
         {"rows": rows, "sharers": sharers, "blocks": archs.get(arch).cu_count}
@@ -80,20 +81,29 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
     ]
 
 
-def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+def timed(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    """Yield rough times of the configurations for a problem."""
     slots, n, k = problem.key[:3]
-    if slots > MOST_SLOTS or n > MAX_N or k > MAX_K:
+    if n > MAX_N or k > MAX_K:
         return
     for rows in ROWS:
         read = loads(slots, problem.experts, rows)
         sharers = sharers_for(read * -(-n // PASS_ROWS) / cu_count, k, rows)
-        yield START_US[rows] + read * n * k / BYTES_PER_US[rows], {"rows": rows, "sharers": sharers, "blocks": cu_count}
+        us = START_US[rows] + read * n * k / BYTES_PER_US[rows]
+        yield us, {"rows": rows, "sharers": sharers, "blocks": cu_count}
+
+
+def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
+    return timed(problem, arch, cu_count) if problem.key[0] <= MOST_SLOTS else iter(())
+
+
+def large_weight(given: Configuration, key: Sequence[int], arch: str) -> str | None:
+    """Return what N and K must be where they are too large."""
+    return None if key[1] <= MAX_N and key[2] <= MAX_K else f"N of at most {MAX_N} and K of at most {MAX_K}"
 
 
 def _refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:
-    if key[0] > MOST_SLOTS:
-        return f"M of at most {MOST_SLOTS}"
-    return None if key[1] <= MAX_N and key[2] <= MAX_K else f"N of at most {MAX_N} and K of at most {MAX_K}"
+    return f"M of at most {MOST_SLOTS}" if key[0] > MOST_SLOTS else large_weight(given, key, arch)
 
 
 mxfp8_grouped_row_stream_out = stub(
@@ -171,7 +181,7 @@ STREAM = Kernel(
     archs=("sm_90",),
     parameters=MappingProxyType({"rows": ROWS, "sharers": SHARERS, "blocks": range(1, MOST_BLOCKS + 1)}),
     launch=_launch,
-    candidates=_candidates,
+    candidates=candidates,
     refusal=_refusal,
     default=_default,
 )

@@ -7,35 +7,32 @@ multiple of 32. Slots, tiles, experts, biases and weights are those of :mod:`hip
 are exact in float32, summed in it, and rounded once to bfloat16.
 
 On gfx950 the matrix instruction takes both formats as they are; on gfx942 the kernel makes e4m3 of e2m1 elements, which
-it holds exactly. With a K of 128 to 512 and many experts gfx950 streams rows of W past slots in registers.
+it holds exactly. With a K of 128 to 512 and many experts gfx950 streams rows of W past slots in registers. On sm_90 the
+kernel makes f16 of both.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from hipforge.ops.core import checks
 from hipforge.ops.core.dispatch import Accepted
 from hipforge.ops.core.documented import documented_like
-from hipforge.ops.core.family import Family
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.core.kernel import Configuration, kernel_table
+from hipforge.ops.core.kernel import Configuration
 from hipforge.ops.core.operator import operator
 from hipforge.ops.core.stub import stub
-from hipforge.ops.core.tuned import NEXT, gemm_shape
 from hipforge.ops.gate_up_split import MXFP4
 from hipforge.ops.moe_align import moe_align_block_size
 from hipforge.ops.moe_gate_up import GateUp, launch_split, new_gate_up, planned, split_configuration
 from hipforge.ops.moe_gate_up import run as run_gate_up
-from hipforge.ops.mxfp4_gemm.raw import PAYLOADS
-from hipforge.ops.mxfp8_grouped_gemm import family as mx
+from hipforge.ops.mxfp4_grouped_gemm import streams
+from hipforge.ops.mxfp4_grouped_gemm.family import BY_NAME, FAMILY, KERNEL
 from hipforge.ops.mxfp8_grouped_gemm import grouped_gemm_mxfp8, new_result, run
-from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned, stream, wave_split
-from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED, Operands, by_expert
+from hipforge.ops.mxfp8_grouped_gemm.kernels import launch_aligned
+from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, Operands, by_expert
 from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp4, quantize_mxfp8
 from hipforge.ops.reference.e8m0 import product_dtype
 
@@ -45,23 +42,7 @@ EXAMPLES = {
     "grouped_mxfp4_linear": "M=4,N=1536,K=2880,E=8,TOPK=2",
 }
 
-KERNEL, STREAM_KERNEL, GATE_UP_KERNEL = "mxfp4_grouped_split", "mxfp4_grouped_stream", "mxfp4_gate_up"
-
-mxfp4_grouped_split_out = stub(
-    "mxfp4_grouped_split_out",
-    "module_mxfp4_grouped_gemm_split",
-    f"out, {OPERANDS}; {ROUTED}; rows, waves, columns: int",
-    "Write the rows of ``out`` that tiles in use cover.",
-    variant={"HF_ROWS": "rows"},
-)
-
-mxfp4_grouped_stream_out = stub(
-    "mxfp4_grouped_stream_out",
-    "module_mxfp4_grouped_gemm_stream",
-    f"out, {OPERANDS}; {ROUTED}; columns: int",
-    "Write the rows of ``out`` that tiles in use cover, with a K of 128 to 512; ``columns`` per work-group.",
-    variant=stream.variant,
-)
+GATE_UP_KERNEL = "mxfp4_gate_up"
 
 mxfp4_gate_up_out = stub(
     "mxfp4_gate_up_out",
@@ -70,56 +51,6 @@ mxfp4_gate_up_out = stub(
     "Write the rows of ``out`` and ``out_scales`` that tiles in use cover: MX-FP8 of SwiGLU of the product.",
     variant={"HF_ROWS": "rows"},
     mutates=("out", "out_scales", "workspace"),
-)
-
-
-@dataclass(frozen=True)
-class Problem(mx.Problem):
-    """``slots`` rows of activations [M_act, K], each times its expert's weight [N, K]."""
-
-    @classmethod
-    def given(
-        cls,
-        a_q: checks.Described,
-        a_scale: checks.Described,
-        w: checks.Described,
-        w_scale: checks.Described,
-        sorted_token_ids: checks.Described,
-        expert_ids: checks.Described,
-        num_tokens_post_padded: checks.Described,
-        num_valid_tokens: int,
-        block_m: int,
-        a_div: int,
-        mul_weight_by: checks.Described | None = None,
-    ) -> Problem:
-        """Return the problem of operands; raises GuardError for ones that are malformed."""
-        checks.require_tensor(a_scale=a_scale, w_scale=w_scale)
-        checks.require_dtype("w", w, PAYLOADS)
-        indices = sorted_token_ids, expert_ids, num_tokens_post_padded, num_valid_tokens, block_m, a_div
-        problem = cls.unscaled(a_q, w, *indices, mul_weight_by, packing=2)
-        problem.require_mx_scales(a_q, a_scale, w_scale)
-        return problem
-
-
-WAVE_SPLIT = replace(wave_split.WITHOUT_LINES, name=KERNEL, launch=mxfp4_grouped_split_out)
-STREAM = replace(
-    stream.STREAM,
-    name=STREAM_KERNEL,
-    launch=mxfp4_grouped_stream_out,
-    default=functools.partial(stream.default, packing=2),
-)
-KERNELS = (WAVE_SPLIT, STREAM)
-BY_NAME = {kernel.name: kernel for kernel in KERNELS}
-
-
-FAMILY = Family(
-    problem=Problem.given,
-    table=kernel_table("mxfp4_grouped_gemm", KERNELS, shape=gemm_shape(NEXT), extra_key=mx.EXTRA_KEY),
-    kernels=KERNELS,
-    archs=WAVE_SPLIT.archs,
-    envelope=mx.envelope,
-    reference="grouped_mm",
-    invariant=mx.invariant_of(WAVE_SPLIT),
 )
 
 
@@ -240,7 +171,7 @@ def grouped_mxfp4_linear(
 
 
 _SPLIT = functools.partial(split_configuration, kind=MXFP4)
-FUSED = {KERNEL: GateUp(GATE_UP_KERNEL, _SPLIT, functools.partial(launch_split, mxfp4_gate_up_out))}
+FUSED = {KERNEL: GateUp(GATE_UP_KERNEL, _SPLIT, functools.partial(launch_split, mxfp4_gate_up_out)), **streams.FUSED}
 
 
 @operator(planned(FAMILY.plan_total, FUSED, packing=2), fake=new_gate_up)
