@@ -14,15 +14,20 @@ from hipforge.cli.decode_step import BLOCK, Shape, divided
 from hipforge.ops import summed_linear
 from hipforge.ops.core.fp8 import fp8_dtypes
 
-Pair = tuple[torch.Tensor, torch.Tensor]  # e4m3 elements, e8m0 bytes
+Pair = tuple[torch.Tensor, torch.Tensor]  # e4m3 elements or pairs of e2m1, e8m0 bytes
 
 
 class Linear(NamedTuple):
-    """A projection: e4m3 [..., N, K], e8m0 [..., N, K / 32], bias [..., N] or None."""
+    """A projection: e4m3 [..., N, K] or e2m1 [..., N, K / 2], e8m0 [..., N, K / 32], bias [..., N] or None."""
 
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of an element of the weight."""
+        return 8 * self.weight.shape[-1] // (BLOCK * self.scale.shape[-1])
 
     @property
     def nbytes(self) -> int:
@@ -36,8 +41,8 @@ class Source(Protocol):
     place: torch.device
     kept: bool  # whether every layer has tensors of its own
 
-    def weight(self, *size: int) -> Pair:
-        """Return MX-FP8 weights [..., N, K]."""
+    def weight(self, *size: int, bits: int = 8) -> Pair:
+        """Return weights [..., N, K] in MX-FP8, or MXFP4 with 4 bits."""
 
     def values(self, *size: int, dtype: torch.dtype = torch.bfloat16, mean: float = 0.0, spread: float = 0.1) -> Any:
         """Return other parameters."""
@@ -49,9 +54,11 @@ class Untouched:
     place = torch.device("cpu")
     kept = False
 
-    def weight(self, *size: int) -> Pair:
+    def weight(self, *size: int, bits: int = 8) -> Pair:
         """Return memory for the weights."""
-        elements = torch.empty(size, dtype=torch.uint8).view(fp8_dtypes(self.place)[0])
+        elements = torch.empty((*size[:-1], size[-1] * bits // 8), dtype=torch.uint8)
+        if bits == 8:
+            elements = elements.view(fp8_dtypes(self.place)[0])
         return elements, torch.empty((*size[:-1], size[-1] // BLOCK), dtype=torch.uint8)
 
     def values(self, *size: int, dtype: torch.dtype = torch.bfloat16, mean: float = 0.0, spread: float = 0.1) -> Any:
@@ -67,16 +74,18 @@ class Random:
     def __init__(self, place: torch.device, seed: int = 0) -> None:
         self.place, self.generator = place, torch.Generator(place).manual_seed(seed)
 
-    def weight(self, *size: int) -> Pair:
+    def weight(self, *size: int, bits: int = 8) -> Pair:
         """Return normal weights with a deviation of 1 / sqrt(K), quantised."""
         rows, k = torch.Size(size[:-1]).numel(), size[-1]
-        elements = torch.empty((rows, k), dtype=fp8_dtypes(self.place)[0], device=self.place)
+        quantise = hipforge.mxfp8_quantize if bits == 8 else hipforge.mxfp4_quantize
+        dtype = fp8_dtypes(self.place)[0] if bits == 8 else torch.uint8
+        elements = torch.empty((rows, k * bits // 8), dtype=dtype, device=self.place)
         scales = torch.empty((rows, k // BLOCK), dtype=torch.uint8, device=self.place)
         for at in range(0, rows, step := max(1, (1 << 28) // k)):
             part = slice(at, at + step)
             drawn = self.values(elements[part].shape[0], k, spread=k**-0.5)
-            hipforge.mxfp8_quantize(drawn, out=elements[part], scale_out=scales[part])
-        return elements.view(size), scales.view(*size[:-1], k // BLOCK)
+            quantise(drawn, out=elements[part], scale_out=scales[part])
+        return elements.view(*size[:-1], -1), scales.view(*size[:-1], k // BLOCK)
 
     def values(self, *size: int, dtype: torch.dtype = torch.bfloat16, mean: float = 0.0, spread: float = 0.1) -> Any:
         """Return normal values."""
@@ -138,8 +147,8 @@ class Model:
         mean, biases = 1.0 - shape.offset, shape.biases
         float32 = torch.float32
 
-        def linear(*size: int, dtype: torch.dtype = torch.bfloat16) -> Linear:
-            weight = source.weight(*size)
+        def linear(*size: int, dtype: torch.dtype = torch.bfloat16, bits: int = 8) -> Linear:
+            weight = source.weight(*size, bits=bits)
             return Linear(*weight, source.values(*size[:-1], dtype=dtype) if biases else None)
 
         def head_norm() -> torch.Tensor | None:
@@ -153,6 +162,7 @@ class Model:
         total, sigmoid = shape.experts + shape.shared, shape.scoring == "sigmoid"
         inner = (total, shape.expert_inner) if routed else (shape.inner,)
         router = torch.float32 if sigmoid else torch.bfloat16
+        of_bias, bits = (float32, shape.expert_bits) if routed else (torch.bfloat16, 8)
         return Layer(
             input_norm=source.values(shape.hidden, mean=mean),
             post_norm=source.values(shape.hidden, mean=mean),
@@ -165,8 +175,8 @@ class Model:
             router=source.values(shape.experts, shape.hidden, dtype=router) if routed else None,
             router_bias=source.values(shape.experts, dtype=float32) if routed and biases else None,
             correction_bias=source.values(shape.experts, dtype=float32) if routed and sigmoid else None,
-            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, dtype=float32 if routed else torch.bfloat16),
-            down=linear(*inner[:-1], shape.hidden, inner[-1], dtype=float32 if routed else torch.bfloat16),
+            gate_up=linear(*inner[:-1], 2 * inner[-1], shape.hidden, dtype=of_bias, bits=bits),
+            down=linear(*inner[:-1], shape.hidden, inner[-1], dtype=of_bias, bits=bits),
             index_norms=index_norms,
             around=around,
             latent_norm=source.values(reading["latent"].weight.shape[1], mean=mean) if around else None,

@@ -26,6 +26,7 @@ from hipforge.ops import norm_router, summed_linear
 from hipforge.ops.core.fp8 import fp8_dtypes
 from hipforge.ops.fused_linear import residual_rms_mxfp8_linear, swiglu_mxfp8_linear
 from hipforge.ops.moe_gate_up import grouped_swiglu_mxfp8
+from hipforge.ops.mxfp4_grouped_gemm import grouped_swiglu_mxfp4
 from hipforge.ops.mxfp8_gemm.kernels import row_stream_made
 from hipforge.ops.mxfp8_grouped_gemm import token
 from hipforge.ops.norm_router import residual_rms_mxfp8_router
@@ -389,8 +390,10 @@ def chain(model: Model, batch: int, context: int, ahead: int = 0, fused: bool | 
         op("experts' swiglu, down, sum", "cold", last_product, touched(last))
 
     def experts(layer: Layer) -> None:
-        first: Callable[..., Pair] = grouped_swiglu_mxfp8
-        second: Callable[..., torch.Tensor] = hipforge.grouped_mxfp8_linear
+        first: Callable[..., Pair] = grouped_swiglu_mxfp8 if shape.expert_bits == 8 else grouped_swiglu_mxfp4
+        second: Callable[..., torch.Tensor] = (
+            hipforge.grouped_mxfp8_linear if shape.expert_bits == 8 else hipforge.grouped_mxfp4_linear
+        )
 
         def touched(by: Linear) -> Callable[[], int]:
             return lambda: by.nbytes // total * len(parts.ids.unique())

@@ -50,6 +50,7 @@ class Shape:
         theta: base of the rotation's frequencies.
         biases: whether qkv, o, router and experts have biases, heads have sinks, and gate and up take turns in the rows
             of their weights: gpt-oss.
+        expert_bits: bits of an element of an expert's weights: 8 of MX-FP8 or 4 of MXFP4.
         window: keys that a token sees in every other layer, or None.
         sparse: the layers whose tokens see blocks of keys that an index chooses, or None.
         projections: the products around an attention that has no op here, on one GPU; empty where it has one.
@@ -74,6 +75,7 @@ class Shape:
     vocabulary: int
     theta: float = 10000.0
     biases: bool = False
+    expert_bits: int = 8
     window: int | None = None
     sparse: Sparse | None = None
     projections: tuple[Projection, ...] = ()
@@ -127,7 +129,7 @@ def _shape(name: str, config: dict[str, Any]) -> Shape:
         )  # fmt: skip
     if name == "gpt_oss":
         return replace(
-            plain, layers=(0, layers), experts=int(config["num_local_experts"]), biases=True,
+            plain, layers=(0, layers), experts=int(config["num_local_experts"]), biases=True, expert_bits=4,
             top_k=int(config["num_experts_per_tok"]), expert_inner=int(config["intermediate_size"]),
             limit=float(config["swiglu_limit"]), window=int(config["sliding_window"]),
         )  # fmt: skip

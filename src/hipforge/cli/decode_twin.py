@@ -14,7 +14,7 @@ from hipforge.cli.decode_model import Layer, Linear, Model
 from hipforge.cli.decode_ops import ALPHA, EPSILON, PAGE_SIZE, Chain
 from hipforge.cli.decode_step import Shape
 from hipforge.ops.core.fp8 import fp8_dtypes
-from hipforge.ops.reference import dequantize_mxfp8, quantize_mxfp8
+from hipforge.ops.reference import dequantize_mxfp4, dequantize_mxfp8, quantize_mxfp8
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,12 @@ def _fp8(x: torch.Tensor) -> torch.Tensor:
     return x.float().to(fp8_dtypes(x.device)[0]).double()
 
 
+def _exact_weight(by: Linear) -> torch.Tensor:
+    return (dequantize_mxfp8 if by.bits == 8 else dequantize_mxfp4)(by.weight, by.scale, torch.float64)
+
+
 def _exact_product(x: torch.Tensor, by: Linear) -> torch.Tensor:
-    y = _mxfp8(x) @ dequantize_mxfp8(by.weight, by.scale, torch.float64).T
+    y = _mxfp8(x) @ _exact_weight(by).T
     return _bf16(y if by.bias is None else y + by.bias.double())
 
 
@@ -141,7 +145,7 @@ def _exact_experts(x: torch.Tensor, layer: Layer, shape: Shape) -> torch.Tensor:
         )
         factor = torch.where(ids == expert, weights, 0).sum(-1, keepdim=True)
         inner = _mxfp8(swiglu(_exact_product(quantised, first), shape))
-        down = inner @ dequantize_mxfp8(last.weight, last.scale, torch.float64).T
+        down = inner @ _exact_weight(last).T
         if last.bias is not None:
             down = down + last.bias.double()
         total += _bf16(down * factor)
