@@ -180,7 +180,7 @@ def configurations(kernel: str, **chosen: int) -> None:
     """Every configuration of a dense kernel that has the values of ``chosen``; with a bias and without, any K."""
     shapes = [((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))]
     if kernel == "row_stream":  # its step for up to 4 rows is another
-        shapes.append(((7, 77, 288), None))
+        shapes += [((7, 77, 288), None), ((3, 200, 1024), None)]
     for shape, bias in shapes:
         *others, w_scale = test_mxfp8_gemm.operands(*shape)
         for _ in test_mxfp8_gemm.runs(kernel, [*others, in_sixteens(w_scale)], bias, **chosen):
@@ -332,7 +332,7 @@ def tile_stream_calls() -> None:
 
 def grouped4() -> None:
     """Every configuration of the grouped MXFP4 kernels, in one launch and in several."""
-    for shape in ((5, 3, 7, 192, 1024), (40, 2, 3, 64, 288), (9000, 2, 3, 64, 96)):
+    for shape in ((5, 3, 7, 192, 1024), (5, 2, 3, 64, 2880), (40, 2, 3, 64, 288), (9000, 2, 3, 64, 96)):
         of = test_mxfp4_grouped_gemm.case4(*shape)
         bias, weights = torch.randn(of.w.shape[:2], device=DEVICE), torch.rand(of.slots, device=DEVICE)
         for given in ((None, None), (bias, weights)):
