@@ -506,10 +506,10 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     return [
         "", "## Decode steps", "",
-        "One GPU of those that share the model, without communication, embedding and sampling, all weights in MX-FP8 but "
-        "gpt-oss's experts, MXFP4 (`hipforge time-model`). `hipforge bench` leaves them out on a GPU, where `hipforge bench-model` measures a "
-        "step. A step without attention is not the time of the model: its attention, over latents that an index "
-        "chooses, has no op here, and nothing is counted for it.",
+        "One GPU of those that share the model, without communication, embedding and sampling, all weights in MX-FP8 "
+        "but gpt-oss's experts, MXFP4 (`hipforge time-model`). `hipforge bench` leaves them out on a GPU, where "
+        "`hipforge bench-model` measures a step. A step without attention is not the time of the model: its attention, "
+        "over latents that an index chooses, has no op here, and nothing is counted for it.",
         "", "| model | GPUs | batch | keys | µs | |", "|---|---|---|---|---|---|",
         *(f"| {step['model']} | {step['tp']} | {step['batch']} | {step['context']} | {step['us']:.0f} | "
           f"{'; '.join(step.get('notes', ()))} |" for step in steps),
