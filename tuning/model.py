@@ -31,6 +31,7 @@ import math
 from dataclasses import dataclass
 
 from hipforge import archs
+from hipforge.ops.core.kernel import ceil_div
 
 OVERLAP_LOSS = 0.1
 
@@ -114,32 +115,28 @@ class Estimate:
     cache: float
 
 
-def _ceil_div(count: int, by: int) -> int:
-    return -(-count // by)
-
-
 def estimate(work: Work, machine: Machine = MI355X) -> Estimate:
     """Return the modelled time of one launch; the module's docstring has the formulas."""
     waves = work.workgroups * work.waves_per_workgroup
     slots = work.occupancy * machine.simds_per_cu
     resident_per_cu = max(1, slots // work.waves_per_workgroup)
     resident_waves = min(waves, resident_per_cu * machine.cu_count * work.waves_per_workgroup)
-    generations = _ceil_div(work.workgroups, resident_per_cu * machine.cu_count)
+    generations = ceil_div(work.workgroups, resident_per_cu * machine.cu_count)
 
     in_flight = min(resident_waves * work.in_flight_bytes, work.streamed_bytes) or 1
     bandwidth = min(machine.bandwidth, in_flight / machine.memory_latency_s)
     memory = work.unique_bytes / bandwidth
     streamed_per_start = math.ceil(work.busiest * work.streamed_bytes / (waves * work.restarts))
-    trips = 1 + work.restarts * _ceil_div(streamed_per_start, work.in_flight_bytes)
+    trips = 1 + work.restarts * ceil_div(streamed_per_start, work.in_flight_bytes)
     latency = generations * trips * machine.memory_latency_s
 
-    workgroups_per_cu = _ceil_div(work.workgroups, machine.cu_count)
-    waves_per_simd = _ceil_div(workgroups_per_cu * work.waves_per_workgroup, machine.simds_per_cu)
+    workgroups_per_cu = ceil_div(work.workgroups, machine.cu_count)
+    waves_per_simd = ceil_div(workgroups_per_cu * work.waves_per_workgroup, machine.simds_per_cu)
     vector = waves_per_simd * work.vector_instructions / waves * machine.vector_issue_cycles
     matrix = waves_per_simd * work.matrix_cycles / waves
     matrix_waves = work.workgroups * (work.matrix_waves or work.waves_per_workgroup)
     alone = work.instructions * machine.vector_issue_cycles / waves + work.matrix_cycles / matrix_waves
-    serial = alone * _ceil_div(waves_per_simd, work.occupancy)
+    serial = alone * ceil_div(waves_per_simd, work.occupancy)
     issue = work.busiest * max(vector, matrix, serial) / machine.clock_hz
     busiest_cu_bytes = work.busiest * work.loaded_bytes / work.workgroups * workgroups_per_cu
     cache = busiest_cu_bytes / machine.cache_bytes_per_cycle / machine.clock_hz
