@@ -8,11 +8,21 @@ from helpers.errors import relative
 
 import hipforge
 from gpu.test_mxfp8_gemm import BOUND
-from gpu.test_mxfp8_grouped_gemm import CASES, GATE_UPS, PASSES, STREAMS, Case, case, exact, pytestmark, scales
+from gpu.test_mxfp8_grouped_gemm import (
+    CASES,
+    GATE_UPS,
+    PASSES,
+    STREAMS,
+    Case,
+    case,
+    exact,
+    hold_layers_in_a_graph_to_those_one_by_one,
+    pytestmark,
+    scales,
+)
 from hipforge.ops import mxfp4_grouped_gemm as mxfp4
 from hipforge.ops.mxfp4_grouped_gemm import streams
 from hipforge.ops.mxfp8_grouped_gemm.reference import Operands
-from hipforge.ops.reference import quantize_mxfp4
 
 __all__ = ["pytestmark"]
 VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).to(torch.float8_e4m3fn)
@@ -171,23 +181,4 @@ def test_a_row_does_not_depend_on_the_batch_where_that_is_asked_for() -> None:
 
 
 def test_a_layer_in_a_graph_of_programmatic_launches() -> None:
-    tokens, top_k, width, inner, experts = 4, 4, 512, 256, 32
-    w1 = quantize_mxfp4(torch.randn(experts * 2 * inner, width, device="cuda") / 22)
-    w2 = quantize_mxfp4(torch.randn(experts * width, inner, device="cuda") / 16)
-    parts = [part.view(experts, -1, part.shape[1]) for part in (*w1, *w2)]
-    x, logits = torch.randn(tokens, width, device="cuda").bfloat16(), torch.randn(tokens, experts, device="cuda")
-
-    def layers() -> torch.Tensor:
-        y = x
-        for _ in range(4):
-            y = hipforge.fused_moe_mxfp4(y, *parts, *hipforge.topk_gating(logits, top_k)) * 4
-        return y
-
-    want = layers()
-    graph = torch.cuda.CUDAGraph()
-    with hipforge.programmatic_launch(), torch.cuda.graph(graph):
-        got = layers()
-    for _ in range(50):
-        got.zero_()
-        graph.replay()
-        assert torch.equal(got, want)
+    hold_layers_in_a_graph_to_those_one_by_one(hipforge.mxfp4_quantize, hipforge.fused_moe_mxfp4)

@@ -257,17 +257,18 @@ def test_results_do_not_change_from_run_to_run() -> None:
         assert torch.equal(one, other), given
 
 
-def test_a_layer_in_a_graph_of_programmatic_launches() -> None:
+def hold_layers_in_a_graph_to_those_one_by_one(quantise, moe) -> None:
+    """Layers of a kind of weights, in a graph of programmatic launches."""
     tokens, top_k, width, inner, experts = 4, 4, 512, 256, 32
-    w1 = hipforge.mxfp8_quantize(torch.randn(experts * 2 * inner, width, device="cuda") / 22)
-    w2 = hipforge.mxfp8_quantize(torch.randn(experts * width, inner, device="cuda") / 16)
+    w1 = quantise(torch.randn(experts * 2 * inner, width, device="cuda") / 22)
+    w2 = quantise(torch.randn(experts * width, inner, device="cuda") / 16)
     parts = [part.view(experts, -1, part.shape[1]) for part in (*w1, *w2)]
     x, logits = torch.randn(tokens, width, device="cuda").bfloat16(), torch.randn(tokens, experts, device="cuda")
 
     def layers() -> torch.Tensor:
         y = x
         for _ in range(4):
-            y = hipforge.fused_moe_mxfp8(y, *parts, *hipforge.topk_gating(logits, top_k)) * 4
+            y = moe(y, *parts, *hipforge.topk_gating(logits, top_k)) * 4
         return y
 
     want = layers()
@@ -278,6 +279,10 @@ def test_a_layer_in_a_graph_of_programmatic_launches() -> None:
         got.zero_()
         graph.replay()
         assert torch.equal(got, want)
+
+
+def test_a_layer_in_a_graph_of_programmatic_launches() -> None:
+    hold_layers_in_a_graph_to_those_one_by_one(hipforge.mxfp8_quantize, hipforge.fused_moe_mxfp8)
 
 
 def test_what_a_kernel_does_not_take_is_refused_before_a_launch() -> None:
