@@ -179,7 +179,7 @@ def products() -> None:
 def configurations(kernel: str, **chosen: int) -> None:
     """Every configuration of a dense kernel that has the values of ``chosen``; with a bias and without, any K."""
     shapes = [((13, 200, 1024), None), ((3, 77, 288), rows(torch.bfloat16, 77))]
-    if kernel == "row_stream":  # its step for up to 4 rows is another
+    if kernel == "row_stream":  # up to 4 rows have a kernel of their own
         shapes += [((7, 77, 288), None), ((3, 200, 1024), None)]
     for shape, bias in shapes:
         *others, w_scale = test_mxfp8_gemm.operands(*shape)

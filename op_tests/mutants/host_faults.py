@@ -23,7 +23,7 @@ HOST_FAULTS = [
     *faults_in(
         "ops/mxfp4_grouped_gemm/", "ops/test_mxfp4_grouped_gemm_sm90_plan.py",
         ("mxfp4_grouped_gemm/later_launch_counts_all_tiles", "streams.py", "given[_PADDED] - first * block_m,", "given[_PADDED],"),
-        ("mxfp4_grouped_gemm/launch_of_too_many_groups", "streams.py", "MOST_GROUPS // groups)", "MOST_GROUPS // groups + 1)"),
+        ("mxfp4_grouped_gemm/launch_of_too_many_groups", "streams.py", "MOST_GROUPS // groups\n", "MOST_GROUPS // groups + 1\n"),
         ("mxfp4_grouped_gemm/sharers_by_the_batch", "streams.py", "row_stream.sharers_for(math.inf, k, rows)",
          "2 * row_stream.sharers_for(math.inf, k, rows)"),
     ),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hipforge.ops.core.kernel import best
 from hipforge.ops.mxfp4_grouped_gemm import FUSED, streams
-from hipforge.ops.mxfp4_grouped_gemm.family import FAMILY, KERNELS
+from hipforge.ops.mxfp4_grouped_gemm.family import FAMILY, KERNELS, Problem
 from hipforge.ops.mxfp8_grouped_gemm.kernels import row_stream
 
 HOPPER, UNITS = "sm_90", 132
@@ -81,6 +81,17 @@ def test_launches_have_every_tile_once_and_no_more_groups_than_a_block_lists(
         used = min(here, max(0, -(-int(part[6]) // block_m)))  # as the kernel counts tiles in use
         assert used == min(here, max(0, tiles - 1 - first))
         first += here
+
+
+def test_a_tile_of_more_groups_than_a_block_lists_is_left_to_torch() -> None:
+    def reason(block_m: int, arch: str) -> str | None:
+        return FAMILY.envelope(Problem(4, 8, 64, 64, 4, block_m, 1, False, torch.bfloat16, torch.device("cpu")), arch)
+
+    assert reason(16384, HOPPER) is None and reason(16388, "gfx950") is None
+    assert reason(16388, HOPPER) == "block_m must be at most 16384; got 16388"
+    ids, tiles = torch.zeros(2 * 16384, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    given = (None, None, None, None, ids, tiles, torch.tensor([32768]), None)
+    assert [len(part[5]) for part in streams.launches(given, 30_000, 16384, 8)] == [1, 1]
 
 
 def test_a_batch_invariant_choice_is_that_of_any_number_of_slots() -> None:

@@ -232,7 +232,7 @@ def _default(problem: Any, **tile: int) -> Iterator[Timed]:
 
 # Of a multiprocessor: so many warps have enough bytes under way for an H100, and twice as many read more slowly.
 STREAM_WARPS = 8
-# Keys that a warp has at least: with fewer in more splits than these, adding up sums takes longer than the keys.
+# Keys of a warp, at least: 64, or 16 in up to 16 splits; with fewer, adding up the sums takes longer than the keys.
 STREAM_KEYS, FEW_KEYS, FEW_SPLITS = 64, 16, 16
 
 

@@ -75,10 +75,19 @@ KERNELS = (WAVE_SPLIT, STREAM, *streams.KERNELS)
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
+_SPLIT_INVARIANT = mx.invariant_of(WAVE_SPLIT)
+
+
+def _envelope(problem: Problem, arch: str) -> str | None:
+    if arch in streams.ROWS.archs and problem.block_m > streams.MOST_BLOCK_M:
+        return f"block_m must be at most {streams.MOST_BLOCK_M}; got {problem.block_m}"
+    return mx.envelope(problem, arch)
+
+
 def _invariant(problem: Problem, arch: str, cu_count: int) -> Choice:
     if arch in streams.ROWS.archs:
         return streams.invariant(problem.k, cu_count)
-    return mx.invariant_of(WAVE_SPLIT)(problem, arch, cu_count)
+    return _SPLIT_INVARIANT(problem, arch, cu_count)
 
 
 FAMILY = Family(
@@ -86,7 +95,7 @@ FAMILY = Family(
     table=kernel_table("mxfp4_grouped_gemm", KERNELS, shape=gemm_shape(NEXT), extra_key=mx.EXTRA_KEY),
     kernels=KERNELS,
     archs=(*WAVE_SPLIT.archs, *streams.ROWS.archs),
-    envelope=mx.envelope,
+    envelope=_envelope,
     reference="grouped_mm",
     invariant=_invariant,
 )

@@ -23,6 +23,7 @@ from hipforge.ops.mxfp8_grouped_gemm.reference import GATE_UP, OPERANDS, ROUTED
 
 ROWS_KERNEL, PASSES_KERNEL = "mxfp4_grouped_row_stream", "mxfp4_grouped_pass_stream"
 MOST_GROUPS = row_stream.MOST_SLOTS
+MOST_BLOCK_M = MOST_GROUPS * row_stream.ROWS[0]  # slots of a tile whose groups a block can list
 _INDICES, _PADDED = slice(4, 6), 6  # of an entry's operands: sorted_token_ids and expert_ids; num_tokens_post_padded
 
 mxfp4_grouped_pass_stream_out = stub(
@@ -72,7 +73,7 @@ def launches(given: tuple[Any, ...], slots: int, block_m: int, rows: int) -> Ite
     if min(tiles * groups, slots) <= MOST_GROUPS:
         yield given
         return
-    most = max(1, MOST_GROUPS // groups)
+    most = MOST_GROUPS // groups
     for first in range(0, tiles, most):
         some = sorted_ids[first * block_m : (first + most) * block_m], expert_ids[first : first + most]
         yield *given[: _INDICES.start], *some, given[_PADDED] - first * block_m, *given[_PADDED + 1 :]

@@ -45,13 +45,12 @@ def _candidates(cell: Any, arch: str) -> list[Configuration]:
 
 def _default(problem: Any, arch: str, cu_count: int) -> Iterator[Timed]:
     m, n, k = problem.key
-    chosen = row_stream_made.configuration(n, k, cu_count)
-    for given in configurations(m, n, k, cu_count):
-        passes = ceil_div(n, 8 * given["tiles"] * given["blocks"])
-        enough = passes >= LEAST_PASSES or (passes >= FEW_PASSES and n * k >= MUCH_W)
-        if given == chosen and m >= LEAST_ROWS and enough:
-            rows = row_stream_made.ROWS
-            yield SHARE * (START_US[rows] + n * k / BYTES_PER_US[rows]), given
+    given = row_stream_made.configuration(n, k, cu_count)
+    passes = ceil_div(n, 8 * given["tiles"] * given["blocks"])
+    enough = passes >= LEAST_PASSES or (passes >= FEW_PASSES and n * k >= MUCH_W)
+    if m >= LEAST_ROWS and enough and given in configurations(m, n, k, cu_count):
+        rows = row_stream_made.ROWS
+        yield SHARE * (START_US[rows] + n * k / BYTES_PER_US[rows]), given
 
 
 def refusal(given: Configuration, key: Sequence[int], arch: str) -> str | None:

@@ -38,8 +38,8 @@ MOST_K = 4096  # two passes in shared memory
 _K_LIMITS = MappingProxyType({1: (K_STEP, MOST_K), 2: (K_STEP // 2, MOST_STEPS * WARPS * K_STEP)})
 GATE_UP_SHARERS = 4  # the fewest, with gate and up
 # Rough microseconds of a call on an H100: a start, and bytes of W over what the kernel reaches, less with a short K.
-START_US, BYTES_PER_US = 4.0, {True: 2.5e6, False: 2.8e6}
-SHORT_K = 1024
+START_US, BYTES_PER_US = 4.0, 2.8e6
+SHORT_K, SHORT_BYTES_PER_US = 1024, 2.5e6
 
 
 def steps_refusal(k: int, sharers: int, packing: int = 1) -> str | None:
@@ -80,7 +80,8 @@ def timed(problem: Any, arch: str, cu_count: int, packing: int = 1) -> Iterator[
     sharers = sharers_for(k, read * n / PASS_ROWS / cu_count, BEST_STEPS[packing])
     given = {"sharers": sharers, "blocks": cu_count}
     if refusal(given, problem.key, arch, packing) is None:
-        yield START_US + read * n * k / packing / BYTES_PER_US[k < SHORT_K], given
+        rate = SHORT_BYTES_PER_US if k < SHORT_K else BYTES_PER_US
+        yield START_US + read * n * k / packing / rate, given
 
 
 def refusal(given: Configuration, key: Sequence[int], arch: str, packing: int = 1) -> str | None:

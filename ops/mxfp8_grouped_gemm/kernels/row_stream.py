@@ -70,8 +70,7 @@ def sharers_for(passes: float, k: int, rows: int) -> int:
     return sharers
 
 
-def candidates(cell: Any, arch: str) -> list[Configuration]:
-    """Return configurations for a tuner to compare."""
+def _candidates(cell: Any, arch: str) -> list[Configuration]:
     most = min(WARPS, max(1, k_steps(cell.key[2])))
     return [
         {"rows": rows, "sharers": sharers, "blocks": archs.get(arch).cu_count}
@@ -181,7 +180,7 @@ STREAM = Kernel(
     archs=("sm_90",),
     parameters=MappingProxyType({"rows": ROWS, "sharers": SHARERS, "blocks": range(1, MOST_BLOCKS + 1)}),
     launch=_launch,
-    candidates=candidates,
+    candidates=_candidates,
     refusal=_refusal,
     default=_default,
 )
